@@ -1,0 +1,131 @@
+"""Which conversation one call belongs to: a choice among what the call, its context and its client say."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from bidikv.conversations import Conversation, current_conversation
+from bidikv.headers import READBACK_HEADER, SESSION_HEADER, SESSION_PATTERN, TURN_HEADER, TurnHeader
+
+if TYPE_CHECKING:
+    from bidikv.conversations import Kind
+
+log = logging.getLogger(__name__)
+
+_ENDPOINTS: Final = ("/chat/completions", "/completions", "/responses")
+
+
+def is_generation(method: str, url: str) -> bool:
+    """Whether a request makes the engine read a prompt, so that identity means something to the router."""
+    return method.lower() == "post" and url.partition("?")[0].rstrip("/").endswith(_ENDPOINTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The outcome. With neither a conversation nor a session, the call goes out anonymous.
+
+    Attributes:
+        session: Wire id; None for none.
+        conversation: The object to report to, when the id came from one.
+        explicit: The caller sends the header, or has removed it: do not send it again.
+    """
+
+    session: str | None = None
+    conversation: Conversation | None = None
+    explicit: bool = False
+
+
+def resolve(
+    headers: Mapping[str, object],
+    body: Mapping[str, object],
+    client_conversation: Conversation | None,
+    client_headers: Mapping[str, object],
+) -> Identity:
+    """Choose; the first that says something wins.
+
+    The call's own header, the body's `session_id`, the current conversation, the surrounding LangGraph run, the
+    client's conversation, the client's default headers. Changes nothing and never raises: a call without identity
+    is a slower call, not a failed one.
+    """
+    name, value = find_header(headers, SESSION_HEADER)
+    if name is not None:  # a value that is no text is openai's `Omit`: the caller wants no header
+        return Identity(session=value if isinstance(value, str) else None, explicit=True)
+    session = body.get("session_id")
+    if session is not None:
+        if isinstance(session, str) and SESSION_PATTERN.fullmatch(session):
+            return Identity(session=session)
+        log.debug("the body's session_id is not a session id that gateways let through; sending no header")
+        return Identity()
+    conversation = current_conversation() or ambient_conversation() or client_conversation
+    if conversation is not None:
+        return Identity(session=conversation.id, conversation=conversation)
+    _, value = find_header(client_headers, SESSION_HEADER)
+    return Identity(session=value if isinstance(value, str) else None, explicit=True)
+
+
+def ambient_conversation() -> Conversation | None:
+    """The conversation of the LangGraph run that surrounds this call; None outside of one."""
+    if "langchain_core" not in sys.modules:
+        return None
+    try:
+        from bidikv.integrations._config import ambient_conversation as from_langgraph  # noqa: PLC0415
+
+        return from_langgraph()
+    except (ImportError, AttributeError, TypeError, ValueError):
+        log.debug("no conversation from the surrounding LangGraph run", exc_info=True)
+        return None
+
+
+def headers_for(
+    identity: Identity,
+    headers: Mapping[str, object],
+    body: Mapping[str, object],
+    client_headers: Mapping[str, object],
+    *,
+    readback: bool,
+) -> dict[str, str]:
+    """The headers to add to a call's own."""
+    added: dict[str, str] = {}
+    if identity.session is not None:
+        if not identity.explicit:
+            # Before version 3, the OpenAI client would send both where the client's own is spelt another way.
+            added[find_header(client_headers, SESSION_HEADER)[0] or SESSION_HEADER] = identity.session
+        if find_header(headers, TURN_HEADER)[0] is None:
+            added[TURN_HEADER] = turn_header(identity.conversation, body).format()
+    if not readback and find_header(headers, READBACK_HEADER)[0] is None:
+        added[READBACK_HEADER] = "off"
+    return added
+
+
+def turn_header(conversation: Conversation | None, body: Mapping[str, object]) -> TurnHeader:
+    """Describe a turn. Counts a call of the conversation where the body does not show the turns before it."""
+    index, answers_tool = _history(body.get("messages"))
+    if conversation is None:
+        return TurnHeader(index=index, kind="tool" if answers_tool else "main")
+    kind: Kind = "tool" if answers_tool and conversation.kind == "main" else conversation.kind
+    counted = conversation.next_index()
+    return TurnHeader(
+        index=counted if index is None else index,
+        kind=kind,
+        parent=conversation.parent,
+        agent=conversation.agent,
+        retain_s=conversation.retain_s,
+    )
+
+
+def _history(messages: object) -> tuple[int | None, bool]:
+    """Turns that a chat body carries, and whether it ends with a tool's answer."""
+    if not isinstance(messages, list | tuple):
+        return None, False
+    roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
+    return roles.count("assistant"), bool(roles) and roles[-1] == "tool"
+
+
+def find_header(headers: Mapping[str, object], name: str) -> tuple[str | None, Any]:
+    """The spelling and value of a header, however the caller spelt it; (None, None) if absent."""
+    wanted = name.lower()
+    return next(((key, value) for key, value in headers.items() if key.lower() == wanted), (None, None))

@@ -1,0 +1,70 @@
+"""The connector's part of `kv_connector_extra_config`, parsed once into a frozen model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class ConnectorConfigError(ValueError):
+    """`kv_connector_extra_config` cannot be used; the message names the key."""
+
+
+class ConnectorConfig(BaseModel):
+    """Settings under the key `bidikv` of `kv_connector_extra_config`, plus the two of vLLM's own that we follow."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: Literal["prefill", "decode"]
+    """`decode` retains and serves an index; `prefill` looks up and reads back."""
+    readback: bool = True
+    """Off: one-directional, as without this connector (prefill never asks, decode never retains)."""
+    index_host: str = "127.0.0.1"
+    """Where decode's retention index listens. Loopback unless the engines are on different hosts."""
+    index_port: int = Field(default=6800, ge=1, le=65535)
+    """TCP port of data-parallel rank 0; each further rank takes the next port."""
+    index_advertise: str | None = None
+    """Host that prefill engines should use, when it is not `index_host`."""
+    lookup_timeout_s: float = Field(default=0.5, gt=0)
+    """Prefill computes from scratch when decode's index has not answered by then."""
+    read_timeout_s: float = Field(default=20.0, gt=0)
+    """Prefill gives a read up, and recomputes, when it has not finished by then."""
+    quiet_progress: bool | None = None
+    """Replace NIXL's spinning progress thread by a polling one. None: only on CPU engines."""
+    decoder_kv_blocks_ttl: float = Field(default=480.0, gt=0)
+    """Longest time, in seconds, that decode keeps a turn's blocks (vLLM's key)."""
+    kv_recompute_threshold: int = Field(default=64, ge=0)
+    """Smallest number of tokens worth a transfer (vLLM's key)."""
+
+    @classmethod
+    def parse(cls, extra_config: Mapping[str, Any]) -> ConnectorConfig:
+        """Read the model from `kv_connector_extra_config`.
+
+        Raises:
+            ConnectorConfigError: A key is missing, unknown or out of range.
+        """
+        ours = extra_config.get("bidikv")
+        if not isinstance(ours, Mapping):
+            raise ConnectorConfigError(
+                'kv_connector_extra_config has no "bidikv" object: start engines with `bidikv engine`, '
+                'or add {"bidikv": {"role": "prefill" | "decode"}}'
+            )
+        followed = {
+            key: extra_config[key]
+            for key in ("decoder_kv_blocks_ttl", "kv_recompute_threshold")
+            if key in extra_config
+        }
+        try:
+            return cls(**{**ours, **followed})
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise ConnectorConfigError(f"kv_connector_extra_config.bidikv.{key}: {first['msg']}") from error
+
+    def index_address(self, data_parallel_index: int) -> str:
+        """`host:port` that prefill engines should ask for this rank (IPv6 hosts in brackets)."""
+        host = self.index_advertise or self.index_host
+        port = self.index_port + data_parallel_index
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

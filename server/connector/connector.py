@@ -1,0 +1,64 @@
+"""The class vLLM instantiates; it only forwards to the scheduler side or the worker side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector, NixlPullConnector
+
+from bidikv_server.connector.config import ConnectorConfig
+from bidikv_server.connector.metrics import BidiPromMetrics
+from bidikv_server.connector.scheduler import BidiConnectorScheduler
+from bidikv_server.connector.worker import BidiConnectorWorker
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class BidiNixlConnector(NixlPullConnector):
+    """NIXL pull connector with verified readback; see `docs/structure.md` for a turn's way through it."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        """Build the side that `role` names.
+
+        Raises:
+            ConnectorConfigError: `kv_connector_extra_config` cannot be used.
+        """
+        # The pull connector's own constructor would build stock sides first.
+        NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
+        config = ConnectorConfig.parse(self.kv_transfer_config.kv_connector_extra_config)
+        if role == KVConnectorRole.SCHEDULER:
+            self.connector_scheduler = BidiConnectorScheduler(
+                vllm_config, self.engine_id, kv_cache_config, config
+            )
+        else:
+            self.connector_worker = BidiConnectorWorker(vllm_config, self.engine_id, kv_cache_config, config)
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """Scheduler side: take the block pool that retention works on."""
+        if isinstance(self.connector_scheduler, BidiConnectorScheduler):
+            self.connector_scheduler.bind_block_pool(gpu_block_pool)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Worker side: tell the scheduler side how readbacks ended."""
+        if isinstance(self.connector_worker, BidiConnectorWorker):
+            return self.connector_worker.take_outcomes()
+        return None
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics:
+        """API server: NIXL's metrics plus where the retention index listens."""
+        return BidiPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

@@ -1,0 +1,100 @@
+"""Messages of the side channel between a prefill engine and a decode engine's retention index (msgpack).
+
+Version history (bump when a field changes meaning or a required one is added; peers of other versions are told so):
+1  first
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from bidikv_server.connector.core.digests import DIGEST_BYTES
+
+VERSION: Final = 1
+MAX_MESSAGE_BYTES: Final = 8 << 20
+"""Room for the digests of four million tokens in 16-token blocks; anything larger is refused unread."""
+
+
+class Lookup(msgspec.Struct, frozen=True, tag="lookup", array_like=True):
+    """Prefill asks: how many of these digests, in order, do you hold?
+
+    Attributes:
+        v: Protocol version.
+        identity: Digest of everything that must be equal for two engines to exchange blocks.
+        conversation: Opaque key, only used to explain a miss.
+        digests: Concatenated digests.
+    """
+
+    v: int
+    identity: str
+    conversation: str
+    digests: bytes
+
+
+class Found(msgspec.Struct, frozen=True, tag="found", array_like=True):
+    """Decode answers a `Lookup`. The fields after `reason` are what vLLM's NIXL pull needs to reach decode's blocks."""
+
+    v: int
+    epoch: str
+    block_ids: list[int]
+    generations: list[int]
+    reason: str
+    engine_id: str
+    host: str
+    port: int
+    tp_size: int
+    dcp_size: int
+    pp_size: int
+
+
+class Validate(msgspec.Struct, frozen=True, tag="validate", array_like=True):
+    """Prefill asks after its read: is every block still the one you promised?"""
+
+    v: int
+    epoch: str
+    block_ids: list[int]
+    generations: list[int]
+
+
+class Verdict(msgspec.Struct, frozen=True, tag="verdict", array_like=True):
+    """Decode answers a `Validate`."""
+
+    v: int
+    valid: bool
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
+    """Decode cannot serve this peer: another version, model, block size or layout."""
+
+    v: int
+    message: str
+
+
+Message = Lookup | Found | Validate | Verdict | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """Message to wire bytes."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes | memoryview) -> Message | None:
+    """Wire bytes to message; None for anything malformed, oversized or unknown."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        return None
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def split_digests(joined: bytes) -> list[bytes] | None:
+    """The digests of a `Lookup`; None when their length is not a whole number of digests."""
+    if len(joined) % DIGEST_BYTES:
+        return None
+    return [joined[offset : offset + DIGEST_BYTES] for offset in range(0, len(joined), DIGEST_BYTES)]

@@ -1,0 +1,97 @@
+"""Facts about a vLLM request that decide whether and how its blocks can be proven equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bidikv_server import wire
+from bidikv_server.connector.core import digests
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class LegParams:
+    """The `bidikv` part of a request's `kv_transfer_params`, checked.
+
+    Attributes:
+        conversation: Opaque key.
+        salt: Per-tenant secret.
+        sources: Retention indexes to ask (prefill leg).
+        retain_s: How long to keep the blocks (decode leg); 0 keeps nothing.
+    """
+
+    conversation: str
+    salt: str
+    sources: tuple[str, ...] = ()
+    retain_s: float = 0.0
+
+    @classmethod
+    def of(cls, request: Request) -> LegParams | None:
+        """Read them; None when they are absent or not as the router writes them."""
+        params = request.kv_transfer_params
+        ours = params.get(wire.KEY) if isinstance(params, Mapping) else None
+        if not isinstance(ours, Mapping) or ours.get("v") != wire.VERSION:
+            return None
+        conversation, salt = ours.get("conversation"), ours.get("salt")
+        sources, retain_s = ours.get("sources", ()), ours.get("retain_s", 0.0)
+        if not (isinstance(conversation, str) and conversation and isinstance(salt, str)):
+            return None
+        if not isinstance(sources, list | tuple) or not all(isinstance(source, str) for source in sources):
+            return None
+        if not isinstance(retain_s, int | float):
+            return None
+        return cls(conversation, salt, tuple(sources), float(retain_s))
+
+
+def provable(request: Request) -> bool:
+    """Whether token ids, salt and adapter name are all that decides this request's KV."""
+    return (
+        request.prompt_token_ids is not None
+        and request.prompt_embeds is None
+        and not request.mm_features
+        and not request.resumable
+        and request.pooling_params is None
+    )
+
+
+def seed(request: Request, leg: LegParams, identity: str) -> bytes:
+    """Start of the request's digest chain."""
+    adapter = request.lora_request.lora_name if request.lora_request else ""
+    return digests.seed(identity, leg.salt, request.cache_salt or "", adapter)
+
+
+def engine_identity(vllm_config: VllmConfig, block_size: int) -> str:
+    """Digest of what two engines must share for a block of one to mean the same on the other."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    parts: tuple[Any, ...] = (
+        model.model,
+        model.revision,
+        model.dtype,
+        model.quantization,
+        model.get_head_size(),
+        model.get_total_num_kv_heads(),
+        model.get_total_num_hidden_layers(),
+        cache.cache_dtype,
+        block_size,
+        vllm_config.speculative_config is not None,
+    )
+    return digests.seed(*map(str, parts)).hex()
+
+
+def layout_objection(kv_cache_config: KVCacheConfig) -> str | None:
+    """Why this model's KV cannot be proven block by block; None when it can."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: PLC0415
+
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return f"it has {len(groups)} KV cache groups (sliding-window or state-space layers); only one is supported"
+    spec = groups[0].kv_cache_spec
+    if not isinstance(spec, FullAttentionSpec):
+        return f"its KV cache is {type(spec).__name__}, not full attention"
+    return None

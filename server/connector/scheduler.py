@@ -1,0 +1,158 @@
+"""Scheduler side of the connector: decode retains and answers, prefill looks up and plans its pulls.
+
+Runs on the engine core's main thread, except `DecodeRetention.answer`, which runs on the index thread and touches
+nothing but the retention index, under its lock. vLLM's block pool belongs to the engine core's thread alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+from vllm.v1.request import RequestStatus
+
+from bidikv_server.connector.config import ConnectorConfig, ConnectorConfigError
+from bidikv_server.connector.decode import DecodeRetention
+from bidikv_server.connector.metadata import BidiConnectorMetadata, ReadbackCheck, ReadbackOutcomes
+from bidikv_server.connector.prefill import PrefillReadback
+from bidikv_server.connector.requests import engine_identity, layout_objection
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger("vllm.bidikv")
+
+
+class BidiConnectorScheduler(NixlPullConnectorScheduler):
+    """NIXL's pull scheduler, with stock readback replaced by ours on either side."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig, config: ConnectorConfig
+    ) -> None:
+        """Start the retention index (decode) or the lookup client (prefill)."""
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        if self.is_bidirectional_kv_xfer_enabled:
+            raise ConnectorConfigError(
+                "kv_connector_extra_config.bidirectional_kv_xfer: remove it; BidiNixlConnector replaces it"
+            )
+        self._decode: DecodeRetention | None = None
+        self._prefill: PrefillReadback | None = None
+        if not config.readback:
+            return
+        objection = layout_objection(kv_cache_config)
+        if self.use_host_buffer:
+            objection = objection or "kv_buffer_device=cpu stages blocks in host memory"
+        if objection is not None:
+            logger.warning("bidikv: no KV is reused from decode for this model: %s", objection)
+        identity = engine_identity(vllm_config, self.block_size)
+        if config.role == "prefill":
+            self._prefill = PrefillReadback(config, identity, self.block_size, supported=objection is None)
+        elif objection is None:
+            rank = vllm_config.parallel_config.data_parallel_index
+            connection = {
+                "engine_id": engine_id,
+                "host": self.side_channel_host,
+                "port": self.side_channel_port,
+                "tp_size": self.transfer_tp_size,
+                "dcp_size": vllm_config.parallel_config.decode_context_parallel_size,
+                "pp_size": vllm_config.parallel_config.pipeline_parallel_size,
+            }
+            self._decode = DecodeRetention(config, identity, self.block_size, rank, connection)
+
+    def bind_block_pool(self, block_pool: BlockPool) -> None:
+        """Take vLLM's block pool; called once, before the first request."""
+        if self._decode is not None:
+            self._decode.bind(block_pool)
+
+    def on_new_request(self, request: Request) -> None:
+        """Start a prefill request's lookup early, so that the answer is there when the scheduler asks."""
+        super().on_new_request(request)
+        if self._decode is not None:
+            self._decode.settle()
+        if self._prefill is not None and (request.kv_transfer_params or {}).get("do_remote_decode"):
+            self._prefill.start(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens to pull beyond the local hit; (None, False) while a lookup is under way.
+
+        For prefill this never reaches the stock code, which would pull by position whatever a client's
+        `remote_block_ids` name.
+        """
+        if not (request.kv_transfer_params or {}).get("do_remote_decode"):
+            return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if self._prefill is None:
+            return 0, False
+        return self._prefill.matched_tokens(request.request_id, num_computed_tokens)
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """Commit the planned pull to the blocks that were allocated for it."""
+        params = request.kv_transfer_params or {}
+        if not params.get("do_remote_decode"):
+            super().update_state_after_alloc(request, blocks, num_external_tokens)
+            return
+        self._reqs_in_batch.add(request.request_id)
+        if self.use_host_buffer:
+            self._reqs_need_save[request.request_id] = request
+        if self._prefill is not None and num_external_tokens > 0:
+            self._prefill.commit(request.request_id, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> BidiConnectorMetadata:
+        """Hand this step's reads, and what it takes to believe them, to the workers."""
+        if self._decode is not None:
+            self._decode.settle()
+        stock = super().build_connector_meta(scheduler_output)
+        checks: dict[str, ReadbackCheck] = {}
+        if self._prefill is not None:
+            for read in self._prefill.take_reads():
+                stock.add_new_req_to_recv(
+                    request_id=read.request_id,
+                    local_block_ids=(list(read.local_block_ids),),
+                    kv_transfer_params=read.kv_transfer_params,
+                    local_num_computed_blocks=(read.first_block,),
+                    awaiting_kvs=True,
+                )
+                checks[read.request_id] = read.check
+        return BidiConnectorMetadata.extend(stock, checks)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Learn how reads ended."""
+        super().update_connector_output(connector_output)
+        meta = connector_output.kv_connector_worker_meta
+        if self._prefill is not None and isinstance(meta, ReadbackOutcomes):
+            self._prefill.ended(meta.outcomes)
+
+    def request_finished(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Retain a decode request's blocks; account for a prefill request's reuse."""
+        is_prefill_leg = bool((request.kv_transfer_params or {}).get("do_remote_decode"))
+        delay_free, answer = super().request_finished(request, block_ids)
+        if is_prefill_leg:
+            if self._prefill is not None:
+                account = self._prefill.account(request)
+                answer = {**answer, **account} if answer is not None else None
+        elif self._decode is not None and request.status in {
+            RequestStatus.FINISHED_STOPPED,
+            RequestStatus.FINISHED_LENGTH_CAPPED,
+        }:
+            self._decode.retain(request, block_ids)
+        return delay_free, answer
+
+    def shutdown(self) -> None:
+        """Release the index port and stop our threads."""
+        super().shutdown()
+        if self._decode is not None:
+            self._decode.close()
+        if self._prefill is not None:
+            self._prefill.close()

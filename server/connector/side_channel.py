@@ -1,0 +1,212 @@
+"""The only ZeroMQ user: a request/reply server on its own thread, and a client that never blocks its caller."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import zmq
+
+from bidikv_server.connector.messages import MAX_MESSAGE_BYTES
+
+logger = logging.getLogger("vllm.bidikv")
+
+_STOP_POLL_MS: Final = 500
+
+
+def _endpoint(address: str) -> str:
+    return f"tcp://{address}"
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IPV6, 1)
+    # A peer that sends more than any message of ours may be is disconnected before it costs memory.
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    return socket
+
+
+class Server:
+    """Answers requests on one thread. `handle` runs on that thread and must return quickly; None means no answer."""
+
+    def __init__(self, address: str, handle: Callable[[bytes], bytes | None]) -> None:
+        """Bind to `host:port`.
+
+        Raises:
+            OSError: The address cannot be bound; the message says which and what to do.
+        """
+        self.address = address
+        self._handle = handle
+        self._stop = threading.Event()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = _socket(self._context, zmq.ROUTER)
+        try:
+            self._socket.bind(_endpoint(address))
+        except zmq.ZMQError as error:
+            self._socket.close()
+            self._context.term()
+            raise OSError(
+                error.errno,
+                f"the retention index cannot listen on {address} ({error.strerror}): "
+                "give this engine another --index-port",
+            ) from error
+        self._thread = threading.Thread(target=self._run, name="bidikv-index", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            if not self._socket.poll(_STOP_POLL_MS):
+                continue
+            frames = self._socket.recv_multipart()
+            if len(frames) != 3:  # peer identity, correlation id, message
+                continue
+            peer, correlation, message = frames
+            reply = self._handle(message)
+            if reply is not None:
+                self._socket.send_multipart([peer, correlation, reply])
+        self._socket.close()
+
+    def close(self) -> None:
+        """Stop the thread and release the port. Idempotent."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._thread.join()
+        self._context.term()
+
+
+class Client:
+    """Sends requests to any number of servers from one thread; a slow peer delays nobody else.
+
+    `submit` may be called from any thread and returns at once. The future holds the reply, or TimeoutError.
+    """
+
+    def __init__(self) -> None:
+        """Start the I/O thread."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._outbox: SimpleQueue[tuple[str, bytes, float, Future[bytes]] | None] = SimpleQueue()
+        # A socket may be used by one thread only, so callers ring the I/O thread over a pair of its own.
+        self._bell_lock = threading.Lock()
+        self._bell = _socket(self._context, zmq.PAIR)
+        self._bell.bind("inproc://bidikv-bell")
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="bidikv-side-channel", daemon=True)
+        self._thread.start()
+
+    def submit(self, address: str, message: bytes, *, timeout_s: float) -> Future[bytes]:
+        """Ask `host:port`; the future ends within `timeout_s` (plus scheduling delay) whatever the peer does."""
+        future: Future[bytes] = Future()
+        self._outbox.put((address, message, time.monotonic() + timeout_s, future))
+        self._ring()
+        return future
+
+    def close(self) -> None:
+        """Stop the thread; requests under way end with TimeoutError. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._outbox.put(None)
+        self._ring()
+        self._thread.join()
+        with self._bell_lock:
+            self._bell.close()
+        self._context.term()
+
+    def _ring(self) -> None:
+        with self._bell_lock:
+            self._bell.send(b"")
+
+    def _run(self) -> None:
+        exchange = _Exchange(self._context)
+        while exchange.step(self._outbox):
+            pass
+        exchange.close()
+
+
+class _Exchange:
+    """State of the client's I/O thread: one DEALER socket per peer, one pending entry per request."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._context = context
+        self._bell = _socket(context, zmq.PAIR)
+        self._bell.connect("inproc://bidikv-bell")
+        self._poller = zmq.Poller()
+        self._poller.register(self._bell, zmq.POLLIN)
+        self._peers: dict[str, zmq.Socket[bytes]] = {}
+        self._pending: dict[bytes, tuple[float, Future[bytes], str]] = {}
+        self._numbers = itertools.count()
+
+    def step(self, outbox: SimpleQueue[tuple[str, bytes, float, Future[bytes]] | None]) -> bool:
+        """Wait for something to happen and act on it; False once the client was closed."""
+        for socket, _ in self._poller.poll(self._wait_ms()):
+            if socket is self._bell:
+                socket.recv()
+            else:
+                self._receive(socket)
+        while True:
+            try:
+                item = outbox.get_nowait()
+            except Empty:
+                break
+            if item is None:
+                return False
+            self._send(*item)
+        self._time_out()
+        return True
+
+    def close(self) -> None:
+        for _, future, address in self._pending.values():
+            future.set_exception(TimeoutError(f"side channel closed while asking {address}"))
+        for socket in (self._bell, *self._peers.values()):
+            socket.close()
+
+    def _wait_ms(self) -> int | None:
+        if not self._pending:
+            return None
+        nearest = min(deadline for deadline, _, _ in self._pending.values())
+        return max(0, int((nearest - time.monotonic()) * 1000) + 1)
+
+    def _send(self, address: str, message: bytes, deadline_s: float, future: Future[bytes]) -> None:
+        correlation = next(self._numbers).to_bytes(8, "little")
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = _socket(self._context, zmq.DEALER)
+            try:
+                peer.connect(_endpoint(address))
+            except zmq.ZMQError as error:
+                peer.close()
+                future.set_exception(OSError(error.errno, f"{address}: {error.strerror}"))
+                return
+            self._poller.register(peer, zmq.POLLIN)
+            self._peers[address] = peer
+        try:
+            peer.send_multipart([correlation, message], flags=zmq.NOBLOCK)
+        except zmq.Again:
+            future.set_exception(TimeoutError(f"{address} does not take requests"))
+            return
+        self._pending[correlation] = (deadline_s, future, address)
+
+    def _receive(self, peer: zmq.Socket[bytes]) -> None:
+        frames = peer.recv_multipart()
+        pending = self._pending.pop(frames[0], None) if len(frames) == 2 else None
+        if pending is not None:
+            pending[1].set_result(frames[1])
+
+    def _time_out(self) -> None:
+        now_s = time.monotonic()
+        for correlation, (deadline_s, future, address) in list(self._pending.items()):
+            if deadline_s <= now_s:
+                del self._pending[correlation]
+                # What is queued for a dead peer would be delivered to whoever binds its port next.
+                stale = self._peers.pop(address, None)
+                if stale is not None:
+                    self._poller.unregister(stale)
+                    stale.close()
+                future.set_exception(TimeoutError(f"{address} did not answer in time"))

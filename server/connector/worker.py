@@ -1,0 +1,156 @@
+"""Worker side of the connector: believe a read only after decode has confirmed its blocks.
+
+Runs on the engine's worker thread, once per step; nothing here blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+from vllm.platforms import current_platform
+
+from bidikv_server.connector import messages
+from bidikv_server.connector.metadata import ReadbackCheck, ReadbackOutcomes
+from bidikv_server.connector.nixl_agent import AgentProxy, quiet_agent
+from bidikv_server.connector.side_channel import Client
+from bidikv_server.reasons import Reason
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from bidikv_server.connector.config import ConnectorConfig
+    from bidikv_server.connector.metadata import BidiConnectorMetadata
+
+logger = logging.getLogger("vllm.bidikv")
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One readback on this rank: reading until `verdict` is asked for, then waiting for it."""
+
+    check: ReadbackCheck
+    deadline_s: float
+    verdict: Future[bytes] | None = None
+
+
+@contextmanager
+def _unchanged_affinity() -> Iterator[None]:
+    """Undo what NIXL's worker does on CPU: it pins the engine to its last core, which is every engine's last core.
+
+    On a small machine all engines then share one core while the others idle, whatever their OpenMP threads.
+    """
+    cores = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+class BidiConnectorWorker(NixlPullConnectorWorker):
+    """NIXL's pull worker; readbacks end only when validated."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig, config: ConnectorConfig
+    ) -> None:
+        """Wrap the NIXL agent; on CPU engines replace the one whose progress thread would take a core."""
+        with _unchanged_affinity():
+            super().__init__(vllm_config, engine_id, kv_cache_config)
+        quiet = config.quiet_progress if config.quiet_progress is not None else current_platform.is_cpu()
+        # No memory is registered and no peer known yet, so the agent can still be exchanged.
+        self.nixl_wrapper = AgentProxy(quiet_agent() if quiet else self.nixl_wrapper, poll=quiet)
+        self._client = Client()
+        self._readings: dict[str, _Reading] = {}
+        self._outcomes: dict[str, Reason] = {}
+
+    def start_load_kv(self, metadata: BidiConnectorMetadata) -> None:
+        """Note what has to be validated, then start the reads."""
+        now_s = time.monotonic()
+        for request_id, check in metadata.readbacks.items():
+            self._readings[request_id] = _Reading(check, now_s + check.timeout_s)
+        if metadata.reqs_to_recv or metadata.reqs_in_batch:
+            self.nixl_wrapper.wake()
+        super().start_load_kv(metadata)
+
+    def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
+        """Hold finished readbacks back until their verdict is in; end those that are overdue."""
+        if transfers is not self._recving_transfers:
+            return super()._pop_done_transfers(transfers)
+        overdue = self._cancel_overdue(transfers)
+        done, failed = super()._pop_done_transfers(transfers)
+        failed |= overdue
+        for request_id in (done & self._readings.keys()) - failed - self._recv_failures:
+            self._ask(self._readings[request_id])
+            done.discard(request_id)
+        for request_id, reading in self._readings.items():
+            if reading.verdict is not None and reading.verdict.done():
+                if self._confirmed(reading.verdict):
+                    done.add(request_id)
+                else:
+                    # Reported as failed by get_transfer_results: no handle of it is outstanding any more.
+                    failed.add(request_id)
+                    self._outcomes[request_id] = Reason.VALIDATION_FAILED
+        return done, failed
+
+    def _cancel_overdue(self, transfers: dict[str, list[int]]) -> set[str]:
+        """Take back reads that outlived their bound. A handle that cannot be released keeps its blocks.
+
+        Releasing is what makes it safe to give the blocks back: until then the transport may still write to them.
+        """
+        now_s = time.monotonic()
+        cancelled = set()
+        for request_id, reading in self._readings.items():
+            if reading.deadline_s > now_s or request_id not in transfers:
+                continue
+            kept = [h for h in transfers[request_id] if not self._try_release_xfer_handle(request_id, h)]
+            if kept:
+                transfers[request_id] = kept
+            else:
+                del transfers[request_id]
+                cancelled.add(request_id)
+        return cancelled
+
+    def _ask(self, reading: _Reading) -> None:
+        check = reading.check
+        message = messages.Validate(
+            messages.VERSION, check.epoch, list(check.block_ids), list(check.generations)
+        )
+        reading.verdict = self._client.submit(
+            check.index_address, messages.encode(message), timeout_s=check.timeout_s
+        )
+
+    @staticmethod
+    def _confirmed(verdict: Future[bytes]) -> bool:
+        if verdict.exception() is not None:
+            return False
+        reply = messages.decode(verdict.result())
+        return isinstance(reply, messages.Verdict) and reply.v == messages.VERSION and reply.valid
+
+    def get_transfer_results(self) -> KVConnectorTransferResults:
+        """Stock results, with an account of the readbacks among them."""
+        results = super().get_transfer_results()
+        for request_id in results.finished_recving & self._readings.keys():
+            del self._readings[request_id]
+            failed = request_id in results.failed_recving
+            self._outcomes.setdefault(request_id, Reason.TRANSFER_FAILED if failed else Reason.HIT)
+        return results
+
+    def take_outcomes(self) -> ReadbackOutcomes | None:
+        """Readbacks that ended since the last call."""
+        outcomes, self._outcomes = self._outcomes, {}
+        return ReadbackOutcomes(outcomes) if outcomes else None
+
+    def shutdown(self) -> None:
+        """Stop our threads, then let NIXL clean up."""
+        self._client.close()
+        self.nixl_wrapper.close()
+        super().shutdown()

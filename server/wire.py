@@ -1,0 +1,45 @@
+"""What router and connector say to each other inside vLLM's `kv_transfer_params`.
+
+vLLM's own keys keep their spelling. Everything of ours sits under the one key `bidikv`:
+
+prefill leg (router to prefill)   {"v": 1, "conversation": str, "salt": str, "sources": ["host:port", ...]}
+    `sources` are the retention indexes to ask, best first; an empty list means: do not ask.
+prefill answer (prefill to router) {"v": 1, "reason": str, "prompt_tokens": int, "remote_tokens": int,
+                                    "local_tokens": int, "computed_tokens": int, "diverged_at_token": int | None}
+decode leg (router to decode)     {"v": 1, "conversation": str, "salt": str, "retain_s": float}
+    Without it, or with `retain_s` 0, decode retains nothing.
+decode's metrics                   bidikv:index_info{engine_id, engine, address="host:port"} 1
+    How the router learns the address of an engine's retention index.
+
+`conversation` and `salt` are opaque to the engine: the router derives both from (tenant, model, adapter, cache salt,
+session), so text of two tenants never matches. No block id ever passes through the router.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+KEY: Final = "bidikv"
+VERSION: Final = 1
+INDEX_INFO_METRIC: Final = "bidikv:index_info"
+
+
+def prefill_leg(*, conversation: str, salt: str, sources: list[str]) -> dict[str, Any]:
+    """`kv_transfer_params` that ask a prefill engine to compute a prompt for a decode engine."""
+    return {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+        KEY: {"v": VERSION, "conversation": conversation, "salt": salt, "sources": sources},
+    }
+
+
+def decode_leg(
+    prefill_answer: dict[str, Any], *, conversation: str, salt: str, retain_s: float
+) -> dict[str, Any]:
+    """`kv_transfer_params` for the decode leg, built from what prefill answered."""
+    ours = {"v": VERSION, "conversation": conversation, "salt": salt, "retain_s": retain_s}
+    return {**prefill_answer, KEY: ours}

@@ -1,0 +1,171 @@
+"""The vLLM surface the connector relies on. An upgrade that moves any of it fails here, and only here."""
+
+import inspect
+
+import pytest
+
+pytestmark = pytest.mark.contract
+
+vllm = pytest.importorskip("vllm", reason="the contract is with an installed vLLM", exc_type=ImportError)
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import base  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import (  # noqa: E402
+    base_scheduler,
+    base_worker,
+    connector,
+    metadata,
+    pull_scheduler,
+    pull_worker,
+)
+from vllm.v1.core.block_pool import BlockPool  # noqa: E402
+from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+from vllm.v1.outputs import KVConnectorOutput  # noqa: E402
+from vllm.v1.request import Request  # noqa: E402
+
+
+def parameters(function):
+    return list(inspect.signature(function).parameters)
+
+
+def source(thing):
+    return inspect.getsource(thing)
+
+
+def test_version_is_the_one_we_support():
+    """The rest of this file was read against this version."""
+    assert vllm.__version__.startswith("0.32.")
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (connector.NixlPullConnector.__init__, ["self", "vllm_config", "role", "kv_cache_config"]),
+        (pull_scheduler.NixlPullConnectorScheduler.__init__, ["self", "vllm_config", "engine_id", "kv_cache_config"]),
+        (pull_worker.NixlPullConnectorWorker.__init__, ["self", "vllm_config", "engine_id", "kv_cache_config"]),
+        (base.KVConnectorBase_V1.bind_gpu_block_pool, ["self", "gpu_block_pool"]),
+        (base.KVConnectorBase_V1.build_connector_worker_meta, ["self"]),
+        (base.KVConnectorBase_V1.update_connector_output, ["self", "connector_output"]),
+        (base.KVConnectorBase_V1.get_num_new_matched_tokens, ["self", "request", "num_computed_tokens"]),
+        (pull_scheduler.NixlPullConnectorScheduler.update_state_after_alloc, ["self", "request", "blocks", "num_external_tokens"]),
+        (pull_scheduler.NixlPullConnectorScheduler.request_finished, ["self", "request", "block_ids"]),
+        (base_worker.NixlBaseConnectorWorker._pop_done_transfers, ["self", "transfers"]),
+        (base_worker.NixlBaseConnectorWorker._try_release_xfer_handle, ["self", "req_id", "handle"]),
+        (metadata.NixlConnectorMetadata.add_new_req_to_recv, ["self", "request_id", "local_block_ids", "kv_transfer_params", "local_num_computed_blocks", "awaiting_kvs"]),
+        (BlockPool.touch, ["self", "blocks"]),
+        (BlockPool.unpin_blocks, ["self", "blocks", "on_reuse"]),
+        (base.KVConnectorBase_V1.build_prom_metrics, ["vllm_config", "metric_types", "labelnames", "per_engine_labelvalues"]),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", ""),
+)  # fmt: skip
+def test_hooks_keep_their_signatures(function, expected):
+    """Every hook we override or call takes what we give it."""
+    assert parameters(function) == expected
+
+
+def test_pull_params_are_read_under_these_keys():
+    """A read built by us reaches the peer that the index named."""
+    meta = metadata.NixlConnectorMetadata()
+    meta.add_new_req_to_recv(
+        request_id="r",
+        local_block_ids=([1, 2],),
+        kv_transfer_params={
+            "remote_block_ids": ([7, 8],),
+            "remote_engine_id": "e",
+            "remote_request_id": "rr",
+            "remote_host": "h",
+            "remote_port": 5,
+            "remote_num_tokens": 64,
+            "tp_size": 2,
+            "dcp_size": 1,
+            "pp_size": 1,
+        },
+        local_num_computed_blocks=(0,),
+        awaiting_kvs=True,
+    )
+    req = meta.reqs_to_recv["r"]
+    assert (req.remote.engine_id, req.remote.host, req.remote.port) == ("e", "h", 5)
+    assert (req.remote.block_ids, req.remote.request_id, req.tp_size) == (([7, 8],), "rr", 2)
+    # Without an expiry the stock worker reads without asking the clock; our validation replaces that check.
+    assert req.remote.blocks_expiry_time is None
+
+
+@pytest.mark.parametrize("name", ["_reqs_in_batch", "_reqs_need_save", "use_host_buffer", "transfer_tp_size", "side_channel_host", "side_channel_port", "is_bidirectional_kv_xfer_enabled", "block_size"])  # fmt: skip
+def test_scheduler_side_keeps_its_attributes(name):
+    """Attributes of the stock scheduler side that ours reads or writes."""
+    assert f"self.{name}" in source(base_scheduler.NixlBaseConnectorScheduler.__init__)
+
+
+@pytest.mark.parametrize("name", ["nixl_wrapper", "_recving_transfers", "_recv_failures", "_recving_metadata"])
+def test_worker_side_keeps_its_attributes(name):
+    """Attributes of the stock worker side that ours reads or writes."""
+    assert f"self.{name}" in source(base_worker.NixlBaseConnectorWorker.__init__)
+
+
+def test_the_nixl_agent_is_not_used_before_memory_is_registered():
+    """Our worker exchanges the agent after the stock constructor; nothing may have been registered with it."""
+    init = source(base_worker.NixlBaseConnectorWorker.__init__)
+    assert init.count("self.nixl_wrapper") == 1
+
+
+def test_failed_reads_come_out_of_pop_done_transfers():
+    """A request put among the failures with no handle left is reported as failed, and its blocks as invalid."""
+    results = source(base_worker.NixlBaseConnectorWorker.get_transfer_results)
+    assert "done_recving, newly_failed = self._pop_done_transfers(self._recving_transfers)" in results
+    assert "elif req_id not in self._recving_transfers" in results
+
+
+def test_failed_reads_are_recomputed_before_anything_is_cached():
+    """With kv_load_failure_policy=recompute a failed read leaves no computed token and no cached block behind."""
+    assert "request.num_computed_tokens = 0" in source(Scheduler._handle_failed_recving)
+    promote = source(Scheduler._update_waiting_for_remote_kv)
+    assert promote.index("load_failed") < promote.index("cache_blocks")
+
+
+def test_the_connector_hears_of_an_ended_read_before_the_scheduler_acts_on_it():
+    """Our account of a read is complete when the request runs on."""
+    body = source(Scheduler._update_from_kv_xfer_finished)
+    assert body.index("update_connector_output") < body.index("finished_recving_kv_req_ids.add")
+
+
+@pytest.mark.parametrize("name", ["num_in_flight_tokens", "num_computed_tokens", "cache_salt", "lora_request", "mm_features", "prompt_embeds", "resumable", "pooling_params", "kv_transfer_params", "prompt_token_ids"])  # fmt: skip
+def test_requests_keep_their_attributes(name):
+    """What decides whether a request's blocks can be proven equal."""
+    assert f"self.{name}" in source(Request.__init__)
+
+
+def test_worker_metadata_reaches_the_scheduler():
+    """The channel over which workers say how reads ended."""
+    assert {"kv_connector_worker_meta", "failed_recving", "finished_recving"} <= set(
+        KVConnectorOutput.__dataclass_fields__
+    )
+
+
+def pool(num_blocks=8, *, caching=False):
+    return BlockPool(num_gpu_blocks=num_blocks, enable_caching=caching, hash_block_size=16)
+
+
+def test_unpinned_blocks_are_free_but_handed_out_last():
+    """Soft retention: readable blocks count as free, and the pool takes every other block first."""
+    blocks = pool()
+    free = blocks.get_num_free_blocks()
+    request = blocks.get_new_blocks(2)
+    blocks.touch(request)
+    blocks.free_blocks(reversed(request))
+    reused = []
+    blocks.unpin_blocks(request, lambda block: reused.append(block.block_id))
+    assert blocks.get_num_free_blocks() == free
+    others = blocks.get_new_blocks(free - 2)
+    assert not reused
+    assert not {b.block_id for b in others} & {b.block_id for b in request}
+
+
+def test_reuse_is_announced_before_the_new_owner_has_the_block():
+    """The generation moves before anything can be written."""
+    blocks = pool()
+    request = blocks.get_new_blocks(1)
+    blocks.touch(request)
+    blocks.free_blocks(request)
+    holders = []
+    blocks.unpin_blocks(request, lambda block: holders.append(block.ref_cnt))
+    blocks.get_new_blocks(blocks.get_num_free_blocks())
+    assert holders == [0]

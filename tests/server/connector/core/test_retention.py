@@ -1,0 +1,162 @@
+"""The retention index against a plain model of it, and the reasons it gives."""
+
+from bidikv_server.connector.core import digests
+from bidikv_server.connector.core.retention import RetentionIndex
+from bidikv_server.reasons import Reason
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+NUM_BLOCKS = 12
+TTL = 480.0
+
+
+def chain(*ids):
+    return digests.chain(b"seed", ids, block_size=1, blocks=len(ids))
+
+
+def retained(index, conversation, ids, blocks, now_s=0.0, ttl_s=TTL):
+    index.retain(conversation, chain(*ids), blocks, now_s=now_s, ttl_s=ttl_s)
+    return index
+
+
+def test_finds_the_longest_proven_prefix():
+    """A prompt that extends the turn gets all of it, in order."""
+    index = retained(RetentionIndex(9), "c", [1, 2, 3], [5, 4, 8])
+    match = index.lookup("c", chain(1, 2, 3, 4), now_s=1.0)
+    assert (match.block_ids, match.reason) == ((5, 4, 8), Reason.HIT)
+
+
+def test_a_changed_token_ends_the_match():
+    """Nothing after the change is offered, though decode holds blocks at those positions."""
+    index = retained(RetentionIndex(9), "c", [1, 2, 3], [5, 4, 8])
+    match = index.lookup("c", chain(1, 9, 3), now_s=1.0)
+    assert (match.block_ids, match.reason) == ((5,), Reason.DIVERGED)
+
+
+def test_a_truncated_prompt_is_a_hit():
+    """A prompt that is a prefix of the turn gets exactly its own blocks."""
+    index = retained(RetentionIndex(9), "c", [1, 2, 3], [5, 4, 8])
+    match = index.lookup("c", chain(1, 2), now_s=1.0)
+    assert (match.block_ids, match.reason) == ((5, 4), Reason.HIT)
+
+
+def test_reading_does_not_consume():
+    """Retries, hedges and forks read the same blocks."""
+    index = retained(RetentionIndex(9), "c", [1, 2], [5, 4])
+    assert index.lookup("c", chain(1, 2, 3), now_s=1.0) == index.lookup("c", chain(1, 2, 3), now_s=2.0)
+
+
+def test_expired_blocks_are_not_offered():
+    """The TTL bounds an entry's life, and the reason says so, more than once."""
+    index = retained(RetentionIndex(9), "c", [1, 2], [5, 4], ttl_s=10.0)
+    assert index.lookup("c", chain(1, 2), now_s=9.99).reason is Reason.HIT
+    for now_s in (10.0, 11.0):
+        match = index.lookup("c", chain(1, 2), now_s=now_s)
+        assert (match.block_ids, match.reason) == ((), Reason.EXPIRED)
+
+
+def test_blocks_handed_out_are_not_offered_and_invalidate_reads():
+    """A read that was promised the block before it was handed out is no longer believed."""
+    index = retained(RetentionIndex(9), "c", [1, 2], [5, 4])
+    match = index.lookup("c", chain(1, 2, 3), now_s=1.0)
+    assert index.valid(match.block_ids, match.generations)
+    index.reused(4)
+    assert not index.valid(match.block_ids, match.generations)
+    assert index.valid(match.block_ids[:1], match.generations[:1])
+    after = index.lookup("c", chain(1, 2, 3), now_s=1.0)
+    assert (after.block_ids, after.reason) == ((5,), Reason.EVICTED)
+
+
+def test_a_block_retained_again_does_not_validate_an_old_read():
+    """The same block id with other contents is another block."""
+    index = retained(RetentionIndex(9), "c", [1], [5])
+    match = index.lookup("c", chain(1), now_s=1.0)
+    index.reused(5)
+    retained(index, "d", [7], [5])
+    assert not index.valid(match.block_ids, match.generations)
+
+
+def test_unknown_conversations_and_malformed_validations():
+    """A stranger gets nothing; indices out of range are invalid, not errors."""
+    index = retained(RetentionIndex(9), "c", [1], [5])
+    assert index.lookup("x", chain(3), now_s=0.0).reason is Reason.NOT_RETAINED
+    assert index.lookup("c", (), now_s=0.0).reason is Reason.HIT
+    assert not index.valid([99], [0])
+    assert not index.valid([-1], [0])
+    assert not index.valid([5], [])
+
+
+def test_a_shared_prefix_is_found_whichever_conversation_asks():
+    """Forked conversations share their parent's blocks."""
+    index = retained(RetentionIndex(9), "parent", [1, 2], [5, 4])
+    match = index.lookup("fork", chain(1, 2, 3), now_s=0.0)
+    assert (match.block_ids, match.reason) == ((5, 4), Reason.HIT)
+
+
+def test_memory_of_losses_is_bounded():
+    """Explaining misses costs memory in proportion to the pool, not to the traffic."""
+    index = RetentionIndex(4)
+    for turn in range(200):
+        retained(index, f"c{turn}", [turn, turn + 1000], [turn % 4, (turn + 1) % 4])
+        index.reused(turn % 4)
+        index.reused((turn + 1) % 4)
+    assert len(index._lost) <= 16
+    assert index._turn_blocks <= 16
+    index.check_integrity()
+
+
+class Retention(RuleBasedStateMachine):
+    """Random turns, hand-outs, expiries and lookups against a model that keeps every block's true content."""
+
+    def __init__(self):
+        super().__init__()
+        self.index = RetentionIndex(NUM_BLOCKS)
+        self.now_s = 0.0
+        self.content = {}  # block -> digest, as the pool would really hold
+        self.handed_out = dict.fromkeys(range(NUM_BLOCKS), 0)
+        self.promises = []
+
+    @rule(ids=st.lists(st.integers(0, 2), min_size=1, max_size=5), data=st.data(), ttl_s=st.sampled_from([1.0, 50.0]))
+    def finish_turn(self, ids, data, ttl_s):
+        blocks = data.draw(st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=len(ids), max_size=len(ids), unique=True))
+        names = chain(*ids)
+        for block, name in zip(blocks, names, strict=True):
+            if self.content.get(block) != name:
+                self.hand_out(block)
+                self.content[block] = name
+        self.index.retain(f"c{ids[0]}", names, blocks, now_s=self.now_s, ttl_s=ttl_s)
+
+    @rule(block=st.integers(0, NUM_BLOCKS - 1))
+    def hand_out(self, block):
+        self.content.pop(block, None)
+        self.handed_out[block] += 1
+        self.index.reused(block)
+
+    @rule(step_s=st.sampled_from([0.5, 5.0, 100.0]))
+    def wait(self, step_s):
+        self.now_s += step_s
+        self.index.expire(self.now_s)
+
+    @rule(ids=st.lists(st.integers(0, 2), min_size=1, max_size=6))
+    def look_up(self, ids):
+        names = chain(*ids)
+        match = self.index.lookup(f"c{ids[0]}", names, now_s=self.now_s)
+        for block, name in zip(match.block_ids, names, strict=False):
+            assert self.content[block] == name, "offered a block that holds something else"
+        assert self.index.valid(match.block_ids, match.generations)
+        self.promises.append((match, {b: self.handed_out[b] for b in match.block_ids}))
+
+    @invariant()
+    def only_untouched_promises_are_valid(self):
+        for match, then in self.promises[-8:]:
+            untouched = all(self.handed_out[block] == count for block, count in then.items())
+            assert self.index.valid(match.block_ids, match.generations) == untouched
+
+    @invariant()
+    def maps_agree(self):
+        self.index.check_integrity()
+
+
+Retention.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRetention = Retention.TestCase

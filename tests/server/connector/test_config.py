@@ -1,0 +1,45 @@
+"""The connector's settings: defaults, and errors that name the key."""
+
+import pytest
+from bidikv_server.connector.config import ConnectorConfig, ConnectorConfigError
+
+
+def test_defaults():
+    """What a role alone gives."""
+    config = ConnectorConfig.parse({"bidikv": {"role": "decode"}})
+    assert (config.decoder_kv_blocks_ttl, config.kv_recompute_threshold) == (480.0, 64)
+    assert config.readback
+    assert config.index_address(0) == "127.0.0.1:6800"
+    assert config.index_address(3) == "127.0.0.1:6803"
+
+
+def test_follows_vllms_own_keys():
+    """TTL and threshold keep vLLM's names and place."""
+    config = ConnectorConfig.parse(
+        {"bidikv": {"role": "decode"}, "decoder_kv_blocks_ttl": 5, "kv_recompute_threshold": 0, "backends": ["UCX"]}
+    )
+    assert (config.decoder_kv_blocks_ttl, config.kv_recompute_threshold) == (5.0, 0)
+
+
+def test_advertises_ipv6_in_brackets():
+    """An IPv6 host and its port can be told apart."""
+    config = ConnectorConfig.parse({"bidikv": {"role": "decode", "index_host": "::", "index_advertise": "fd00::1"}})
+    assert config.index_address(0) == "[fd00::1]:6800"
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({}, "bidikv engine"),
+        ({"bidikv": []}, "bidikv engine"),
+        ({"bidikv": {}}, r"bidikv\.role"),
+        ({"bidikv": {"role": "both"}}, r"bidikv\.role"),
+        ({"bidikv": {"role": "decode", "indx_port": 1}}, r"bidikv\.indx_port"),
+        ({"bidikv": {"role": "decode", "index_port": 70000}}, r"bidikv\.index_port"),
+        ({"bidikv": {"role": "decode"}, "decoder_kv_blocks_ttl": -1}, "decoder_kv_blocks_ttl"),
+    ],
+)
+def test_errors_name_the_key(extra, message):
+    """A wrong setting ends with one message that says which."""
+    with pytest.raises(ConnectorConfigError, match=message):
+        ConnectorConfig.parse(extra)

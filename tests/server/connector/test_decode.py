@@ -1,0 +1,157 @@
+"""Decode's retention on vLLM's real block pool, without an engine."""
+
+import pytest
+from bidikv_server.connector import messages
+from bidikv_server.connector.config import ConnectorConfig
+from bidikv_server.connector.core import digests
+from bidikv_server.connector.decode import DecodeRetention
+from bidikv_server.reasons import Reason
+
+pytest.importorskip("vllm", reason="the block pool is vLLM's", exc_type=ImportError)
+from vllm.v1.core.block_pool import BlockPool  # noqa: E402
+
+BLOCK = 4
+IDENTITY = "same engines"
+CONNECTION = {"engine_id": "e", "host": "h", "port": 1, "tp_size": 1, "dcp_size": 1, "pp_size": 1}
+
+
+class FinishedRequest:
+    """The attributes of a vLLM request that retention reads."""
+
+    def __init__(self, tokens, *, params, **changes):
+        self.all_token_ids = self.prompt_token_ids = tokens
+        self.num_computed_tokens = len(tokens) - 1
+        self.num_in_flight_tokens = 0
+        self.kv_transfer_params = params
+        self.prompt_embeds = self.pooling_params = self.lora_request = self.cache_salt = None
+        self.mm_features = []
+        self.resumable = False
+        self.__dict__.update(changes)
+
+
+def params(**changes):
+    return {"bidikv": {"v": 1, "conversation": "c", "salt": "tenant", "retain_s": 60.0} | changes}
+
+
+@pytest.fixture
+def pool():
+    return BlockPool(num_gpu_blocks=10, enable_caching=False, hash_block_size=BLOCK)
+
+
+@pytest.fixture
+def decode(pool, free_port):
+    config = ConnectorConfig(role="decode", index_port=free_port)
+    decode = DecodeRetention(config, IDENTITY, BLOCK, 0, CONNECTION)
+    decode.bind(pool)
+    yield decode
+    decode.close()
+
+
+def finish(decode, pool, tokens, params, **changes):
+    """Run a request's end of life the way vLLM does: allocate, finish, free, next step."""
+    blocks = pool.get_new_blocks(-(-len(tokens) // BLOCK))
+    ids = [block.block_id for block in blocks]
+    decode.retain(FinishedRequest(tokens, params=params, **changes), (ids,))
+    pool.free_blocks(reversed(blocks))
+    decode.settle()
+    return ids
+
+
+def look_up(decode, tokens, *, salt="tenant", identity=IDENTITY, version=messages.VERSION, adapter="", cache_salt=""):
+    start = digests.seed(IDENTITY, salt, cache_salt, adapter)
+    chain = digests.chain(start, tokens, block_size=BLOCK, blocks=len(tokens) // BLOCK)
+    reply = decode.answer(messages.encode(messages.Lookup(version, identity, "c", b"".join(chain))))
+    return messages.decode(reply)
+
+
+def test_retained_blocks_cost_no_free_block_and_are_found(decode, pool):
+    """The pool has as many free blocks as before, and the turn's whole blocks are offered."""
+    free = pool.get_num_free_blocks()
+    ids = finish(decode, pool, list(range(11)), params())
+    assert pool.get_num_free_blocks() == free
+    assert look_up(decode, list(range(12))).block_ids == ids[:2]
+
+
+def test_blocks_handed_out_invalidate_the_read(decode, pool):
+    """A reader that asks again after the hand-out is told."""
+    finish(decode, pool, list(range(11)), params())
+    found = look_up(decode, list(range(12)))
+    check = messages.Validate(messages.VERSION, found.epoch, found.block_ids, found.generations)
+    assert messages.decode(decode.answer(messages.encode(check))).valid
+    pool.get_new_blocks(pool.get_num_free_blocks())
+    assert not messages.decode(decode.answer(messages.encode(check))).valid
+    assert look_up(decode, list(range(12))).reason == Reason.EVICTED
+
+
+def test_another_start_of_the_engine_confirms_nothing(decode, pool):
+    """Generations of a restarted engine begin anew; its epoch does not match."""
+    finish(decode, pool, list(range(11)), params())
+    found = look_up(decode, list(range(12)))
+    check = messages.Validate(messages.VERSION, "another epoch", found.block_ids, found.generations)
+    assert not messages.decode(decode.answer(messages.encode(check))).valid
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        None,
+        {},
+        {"x": 1},
+        {"bidikv": 1},
+        {"bidikv": {"v": 1}},
+        params(v=2),
+        params(conversation=""),
+        params(conversation=7),
+        params(salt=None),
+        params(retain_s="ever"),
+        params(retain_s=0),
+        params(retain_s=-1.0),
+    ],
+)
+def test_nothing_is_retained_without_a_well_formed_wish(decode, pool, junk):
+    """Junk in kv_transfer_params pins and retains nothing."""
+    free = pool.get_num_free_blocks()
+    finish(decode, pool, list(range(11)), junk)
+    assert look_up(decode, list(range(12))).block_ids == []
+    assert pool.get_num_free_blocks() == free
+
+
+@pytest.mark.parametrize(
+    "changes", [{"mm_features": [object()]}, {"prompt_embeds": object()}, {"resumable": True}, {"pooling_params": object()}]
+)
+def test_what_cannot_be_proven_is_not_retained(decode, pool, changes):
+    """Token ids alone do not name the KV of such requests."""
+    finish(decode, pool, list(range(11)), params(), **changes)
+    assert look_up(decode, list(range(12))).block_ids == []
+
+
+@pytest.mark.parametrize("other", [{"salt": "another tenant"}, {"adapter": "lora"}, {"cache_salt": "salted"}])
+def test_equal_text_of_other_owners_never_matches(decode, pool, other):
+    """Tenant, adapter and cache salt are part of every digest."""
+    finish(decode, pool, list(range(11)), params())
+    assert look_up(decode, list(range(12)), **other).block_ids == []
+
+
+def test_unlike_engines_and_versions_are_refused_with_the_reason(decode):
+    """A peer that cannot be served hears why."""
+    assert "version 1" in look_up(decode, [0] * 8, version=9).message
+    assert "differ" in look_up(decode, [0] * 8, identity="another model").message
+
+
+def test_malformed_messages_get_no_answer(decode):
+    """Neither bytes, nor a digest list with a remainder, nor an answer in place of a question."""
+    assert decode.answer(b"\xff\x00garbage") is None
+    assert decode.answer(messages.encode(messages.Lookup(1, IDENTITY, "c", b"x" * 33))) is None
+    assert decode.answer(messages.encode(messages.Verdict(1, True))) is None
+
+
+def test_the_wish_is_capped_by_the_engines_ttl(pool, free_port):
+    """A client cannot retain for longer than the operator allows."""
+    config = ConnectorConfig(role="decode", index_port=free_port, decoder_kv_blocks_ttl=1e-9)
+    decode = DecodeRetention(config, IDENTITY, BLOCK, 0, CONNECTION)
+    decode.bind(pool)
+    try:
+        finish(decode, pool, list(range(11)), params(retain_s=1e9))
+        assert look_up(decode, list(range(12))).reason == Reason.EXPIRED
+    finally:
+        decode.close()

@@ -1,0 +1,45 @@
+"""Side-channel messages survive the wire, and nothing else is believed."""
+
+from bidikv_server.connector import messages
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+ids = st.lists(st.integers(0, 2**31), max_size=20)
+lookups = st.builds(messages.Lookup, st.integers(0, 9), st.text(), st.text(), st.binary(max_size=99))
+validates = st.builds(messages.Validate, st.integers(0, 9), st.text(), ids, ids)
+verdicts = st.builds(messages.Verdict, st.integers(0, 9), st.booleans())
+
+
+@given(lookups | validates | verdicts)
+def test_round_trip(message):
+    """What is encoded is decoded."""
+    assert messages.decode(messages.encode(message)) == message
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=300))
+def test_garbage_is_ignored(data):
+    """Arbitrary bytes never raise."""
+    messages.decode(data)
+
+
+@given(lookups | validates, st.data())
+def test_damaged_messages_never_raise(message, data):
+    """Truncated and flipped messages decode to nothing or to a message, without an error."""
+    wire = bytearray(messages.encode(message))
+    position = data.draw(st.integers(0, len(wire) - 1))
+    wire[position] ^= data.draw(st.integers(1, 255))
+    messages.decode(bytes(wire))
+    messages.decode(bytes(wire[:position]))
+
+
+def test_oversized_messages_are_refused_unread():
+    """A message larger than any of ours is not parsed."""
+    assert messages.decode(b"\x00" * (messages.MAX_MESSAGE_BYTES + 1)) is None
+
+
+def test_digests_split_only_at_whole_digests():
+    """A list of digests with a remainder is not a list of digests."""
+    assert messages.split_digests(b"a" * 64) == [b"a" * 32, b"a" * 32]
+    assert messages.split_digests(b"") == []
+    assert messages.split_digests(b"a" * 33) is None

@@ -1,0 +1,197 @@
+"""Prefill's lookups and plans against a real side channel, without an engine."""
+
+import threading
+from concurrent.futures import wait
+
+import pytest
+from bidikv_server.connector import messages
+from bidikv_server.connector.config import ConnectorConfig
+from bidikv_server.connector.prefill import PrefillReadback
+from bidikv_server.connector.side_channel import Server
+from bidikv_server.reasons import Reason
+
+BLOCK = 16
+PROMPT = list(range(200))
+CONNECTION = {"engine_id": "e", "host": "h", "port": 1, "tp_size": 2, "dcp_size": 1, "pp_size": 1}
+
+
+class Request:
+    """The attributes of a vLLM request that readback reads."""
+
+    def __init__(self, sources, *, prompt=PROMPT, **changes):
+        self.request_id = "r"
+        self.prompt_token_ids = prompt
+        self.num_prompt_tokens = len(prompt)
+        self.kv_transfer_params = {
+            "do_remote_decode": True,
+            "bidikv": {"v": 1, "conversation": "c", "salt": "s", "sources": sources},
+        }
+        self.prompt_embeds = self.pooling_params = self.lora_request = self.cache_salt = None
+        self.mm_features = []
+        self.resumable = False
+        self.__dict__.update(changes)
+
+
+@pytest.fixture
+def prefill():
+    prefill = PrefillReadback(
+        ConnectorConfig(role="prefill", lookup_timeout_s=5.0), "identity", BLOCK, supported=True
+    )
+    yield prefill
+    prefill.close()
+
+
+@pytest.fixture
+def index(free_port):
+    """Start a scripted index; returns a function that does."""
+    servers = []
+
+    def start(handle):
+        servers.append(Server(f"127.0.0.1:{free_port}", handle))
+        return servers[-1].address
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def holding(count, reason=Reason.HIT):
+    def handle(_):
+        return messages.encode(
+            messages.Found(1, "epoch", list(range(50, 50 + count)), [3] * count, reason, **CONNECTION)
+        )
+
+    return handle
+
+
+def settled(prefill, request, local_tokens=0):
+    """Ask as vLLM does, once the lookup has ended."""
+    prefill.start(request)
+    future = prefill._lookups["r"].future
+    if future is not None:
+        wait([future], timeout=10)
+    return prefill.matched_tokens("r", local_tokens)
+
+
+def account(prefill, request):
+    return prefill.account(request)["bidikv"]
+
+
+def test_a_lookup_under_way_makes_vllm_ask_again(prefill, index):
+    """(None, False) until decode has answered, then the tokens to pull."""
+    release = threading.Event()
+    answer = holding(4)
+    address = index(lambda data: release.wait(10) and answer(data))
+    prefill.start(Request([address]))
+    assert prefill.matched_tokens("r", 0) == (None, False)
+    release.set()
+    wait([prefill._lookups["r"].future], timeout=10)
+    assert prefill.matched_tokens("r", 0) == (64, True)
+
+
+def test_a_pull_reads_the_proven_blocks_into_the_allocated_ones(prefill, index):
+    """Only the blocks beyond the local hit, in the words of vLLM's NIXL metadata, with what it takes to believe them."""
+    request = Request([index(holding(8))])
+    assert settled(prefill, request, local_tokens=32) == (96, True)
+    prefill.commit("r", list(range(13)), 96)
+    (read,) = prefill.take_reads()
+    assert prefill.take_reads() == []
+    assert (read.first_block, read.local_block_ids) == (2, tuple(range(2, 8)))
+    assert read.kv_transfer_params["remote_block_ids"] == (list(range(52, 58)),)
+    assert read.kv_transfer_params["tp_size"] == 2
+    assert (read.check.block_ids, read.check.generations) == (tuple(range(52, 58)), (3,) * 6)
+    prefill.ended({"r": Reason.HIT})
+    assert account(prefill, request) == {
+        "v": 1, "reason": "hit", "prompt_tokens": 200, "remote_tokens": 96, "local_tokens": 32,
+        "computed_tokens": 72, "diverged_at_token": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("outcome", [Reason.VALIDATION_FAILED, Reason.TRANSFER_FAILED])
+def test_a_failed_read_is_not_tried_again(prefill, index, outcome):
+    """vLLM asks anew after a failure; a second answer would wait for a read that nobody queued."""
+    request = Request([index(holding(8))])
+    settled(prefill, request)
+    prefill.commit("r", list(range(13)), 128)
+    prefill.ended({"r": outcome})
+    assert prefill.matched_tokens("r", 16) == (0, False)
+    result = account(prefill, request)
+    assert (result["reason"], result["remote_tokens"], result["computed_tokens"]) == (outcome, 0, 184)
+
+
+def test_a_preempted_request_is_not_parked_again(prefill, index):
+    """After a good read and a preemption vLLM asks anew; the answer is to compute."""
+    request = Request([index(holding(8))])
+    settled(prefill, request)
+    prefill.commit("r", list(range(13)), 128)
+    prefill.ended({"r": Reason.HIT})
+    assert prefill.matched_tokens("r", 0) == (0, False)
+
+
+def test_an_unallocated_plan_is_made_anew(prefill, index):
+    """When vLLM had no room it asks again later, perhaps with another local hit."""
+    settled(prefill, Request([index(holding(8))]))
+    assert prefill.matched_tokens("r", 64) == (64, True)
+    assert prefill.matched_tokens("r", 0) == (128, True)
+    assert prefill.take_reads() == []
+
+
+@pytest.mark.parametrize(
+    ("handle", "reason"),
+    [
+        (lambda _: b"\xc1garbage", Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Refused(1, "no")), Reason.INCOMPATIBLE),
+        (lambda _: messages.encode(messages.Verdict(1, True)), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(1, "e", [1, 2], [1], "hit", **CONNECTION)), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(1, "e", [1] * 9, [1] * 9, "no such", **CONNECTION)), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(1, "e", [1] * 99, [1] * 99, "hit", **CONNECTION)), Reason.LOOKUP_FAILED),
+        (holding(0, Reason.EXPIRED), Reason.EXPIRED),
+        (holding(3), Reason.BELOW_THRESHOLD),
+    ],
+)  # fmt: skip
+def test_every_miss_is_a_reason_and_a_recompute(prefill, index, handle, reason):
+    """No answer of a peer, however wrong, is an error of the request."""
+    request = Request([index(handle)])
+    assert settled(prefill, request) == (0, False)
+    result = account(prefill, request)
+    assert (result["reason"], result["computed_tokens"]) == (reason, 200)
+
+
+def test_a_peer_that_does_not_answer_is_given_up(free_port):
+    """The lookup is bounded."""
+    prefill = PrefillReadback(
+        ConnectorConfig(role="prefill", lookup_timeout_s=0.1), "identity", BLOCK, supported=True
+    )
+    try:
+        request = Request([f"127.0.0.1:{free_port}"])
+        assert settled(prefill, request) == (0, False)
+        assert account(prefill, request)["reason"] == Reason.LOOKUP_TIMEOUT
+    finally:
+        prefill.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (Request([]), Reason.NEW_CONVERSATION),
+        (Request("not a list"), Reason.NEW_CONVERSATION),
+        (Request(["127.0.0.1:1"], prompt=PROMPT[:40]), Reason.BELOW_THRESHOLD),
+        (Request(["127.0.0.1:1"], mm_features=[object()]), Reason.UNSUPPORTED),
+        (Request(["127.0.0.1:1"], kv_transfer_params={"do_remote_decode": True, "remote_block_ids": [[1]]}), Reason.NEW_CONVERSATION),
+    ],
+)  # fmt: skip
+def test_no_lookup_without_need(prefill, request_, reason):
+    """Nothing to ask, too little to gain, or nothing that could be proven; stock handles are ignored."""
+    assert settled(prefill, request_) == (0, False)
+    assert account(prefill, request_)["reason"] == reason
+
+
+def test_models_that_cannot_be_proven_are_refused(index):
+    """Sliding-window and state-space layouts never read back."""
+    prefill = PrefillReadback(ConnectorConfig(role="prefill"), "identity", BLOCK, supported=False)
+    try:
+        request = Request([index(holding(8))])
+        assert settled(prefill, request) == (0, False)
+        assert account(prefill, request)["reason"] == Reason.UNSUPPORTED
+    finally:
+        prefill.close()

@@ -1,0 +1,113 @@
+"""The side channel on real sockets: answers, bounds, and no peer that delays another."""
+
+import socket
+import threading
+
+import pytest
+import zmq
+from bidikv_server.connector.side_channel import Client, Server
+
+
+@pytest.fixture
+def client():
+    client = Client()
+    yield client
+    client.close()
+
+
+def free_address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_asks_and_is_answered(client):
+    """A request's reply reaches its own future, whatever the order."""
+    server = Server(free_address(), lambda data: data[::-1])
+    try:
+        futures = {n: client.submit(server.address, b"%d!" % n, timeout_s=10) for n in range(50)}
+        assert all(future.result(10) == (b"%d!" % n)[::-1] for n, future in futures.items())
+    finally:
+        server.close()
+
+
+def test_a_silent_peer_times_out_and_delays_nobody(client):
+    """One peer that never answers costs its own requests only."""
+    silent, lively = Server(free_address(), lambda _: None), Server(free_address(), lambda data: data)
+    try:
+        stuck = client.submit(silent.address, b"x", timeout_s=0.3)
+        assert client.submit(lively.address, b"y", timeout_s=10).result(10) == b"y"
+        assert not stuck.done()
+        with pytest.raises(TimeoutError, match="did not answer"):
+            stuck.result(10)
+    finally:
+        silent.close()
+        lively.close()
+
+
+def test_a_peer_that_is_not_there_times_out(client):
+    """A lookup is bounded even when nothing listens."""
+    with pytest.raises(TimeoutError):
+        client.submit(free_address(), b"x", timeout_s=0.2).result(10)
+
+
+def test_requests_to_a_dead_peer_are_not_delivered_to_its_successor(client):
+    """Whoever binds the port after a timeout sees only new requests."""
+    address = free_address()
+    with pytest.raises(TimeoutError):
+        client.submit(address, b"old", timeout_s=0.2).result(10)
+    seen = []
+    server = Server(address, lambda data: seen.append(data) or data)
+    try:
+        assert client.submit(address, b"new", timeout_s=10).result(10) == b"new"
+        assert seen == [b"new"]
+    finally:
+        server.close()
+
+
+def test_malformed_addresses_are_an_error_of_that_request(client):
+    """An address that cannot be parsed fails its own future, and the client goes on."""
+    with pytest.raises(OSError, match="nonsense"):
+        client.submit("nonsense", b"x", timeout_s=1).result(10)
+    with pytest.raises((OSError, TimeoutError)):
+        client.submit("127.0.0.1:notaport", b"x", timeout_s=0.2).result(10)
+
+
+def test_frames_that_are_not_requests_are_ignored():
+    """Raw clients that speak something else do not stop the server."""
+    server = Server(free_address(), lambda data: data)
+    context = zmq.Context()
+    try:
+        stranger = context.socket(zmq.DEALER)
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(f"tcp://{server.address}")
+        stranger.send(b"one frame")
+        stranger.send_multipart([b"1", b"2", b"3", b"4"])
+        stranger.send_multipart([b"id", b"real"])
+        assert stranger.recv_multipart() == [b"id", b"real"]
+        stranger.close()
+    finally:
+        context.term()
+        server.close()
+
+
+def test_a_taken_port_names_the_fix():
+    """Two indexes on one port end with one clear message."""
+    server = Server(free_address(), lambda data: data)
+    try:
+        with pytest.raises(OSError, match="--index-port"):
+            Server(server.address, lambda data: data)
+    finally:
+        server.close()
+
+
+def test_closing_ends_what_is_under_way_and_all_threads():
+    """Nothing outlives the client."""
+    client, silent = Client(), Server(free_address(), lambda _: None)
+    stuck = client.submit(silent.address, b"x", timeout_s=60)
+    client.close()
+    client.close()
+    silent.close()
+    with pytest.raises(TimeoutError, match="closed"):
+        stuck.result(1)
+    assert not [t for t in threading.enumerate() if t.name.startswith("bidikv")]

@@ -1,0 +1,168 @@
+"""The worker believes a read only after decode has confirmed it; without an engine, on a scripted NIXL agent."""
+
+from collections import defaultdict
+from concurrent.futures import wait
+
+import pytest
+from bidikv_server.connector import messages
+from bidikv_server.connector.side_channel import Client, Server
+from bidikv_server.reasons import Reason
+
+pytest.importorskip("vllm", reason="the worker is a subclass of vLLM's", exc_type=ImportError)
+from bidikv_server.connector.metadata import (  # noqa: E402
+    BidiConnectorMetadata,
+    ReadbackCheck,
+    ReadbackOutcomes,
+)
+from bidikv_server.connector.worker import BidiConnectorWorker, _Reading  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats  # noqa: E402
+
+FAR_S = 1e12
+
+
+class ScriptedAgent:
+    """A NIXL agent whose transfers end when and how the test says."""
+
+    def __init__(self):
+        self.states = {}
+        self.released = []
+        self.stuck = set()
+
+    def check_xfer_state(self, handle):
+        return self.states.get(handle, "PROC")
+
+    def get_xfer_telemetry(self, handle):
+        class Telemetry:
+            xferDuration = postDuration = 1  # noqa: N815  (NIXL's spelling)
+            totalBytes = descCount = 1  # noqa: N815
+
+        return Telemetry()
+
+    def release_xfer_handle(self, handle):
+        if handle in self.stuck:
+            raise RuntimeError("still in flight")
+        self.released.append(handle)
+
+
+@pytest.fixture
+def worker():
+    """The worker's readback bookkeeping, without the vLLM engine around it."""
+    worker = object.__new__(BidiConnectorWorker)
+    worker.nixl_wrapper = ScriptedAgent()
+    worker.xfer_stats = NixlKVConnectorStats()
+    worker._recving_transfers = defaultdict(list)
+    worker._recving_metadata = {}
+    worker._recv_failures = set()
+    worker._failed_remote_engines = set()
+    worker._log_failure = lambda **_: None
+    worker._client = Client()
+    worker._readings, worker._outcomes = {}, {}
+    worker._finish_shutdown = lambda: None
+    yield worker
+    worker._client.close()
+
+
+@pytest.fixture
+def index(free_port):
+    """An index that confirms what the test says."""
+
+    class Index:
+        verdict = True
+        asked = ()
+
+        def handle(self, data):
+            self.asked = (*self.asked, messages.decode(data))
+            return None if self.verdict is None else messages.encode(messages.Verdict(1, self.verdict))
+
+    scripted = Index()
+    server = Server(f"127.0.0.1:{free_port}", scripted.handle)
+    scripted.address = server.address
+    yield scripted
+    server.close()
+
+
+def read(worker, index, *, handle=1, deadline_s=FAR_S, timeout_s=5.0):
+    check = ReadbackCheck(index.address, "epoch", (7, 8), (1, 2), timeout_s)
+    worker._readings["r"] = _Reading(check, deadline_s)
+    worker._recving_transfers["r"] = [handle]
+
+
+def poll(worker):
+    return worker._pop_done_transfers(worker._recving_transfers)
+
+
+def settle(worker):
+    verdict = worker._readings["r"].verdict
+    wait([verdict], timeout=10)
+    return poll(worker)
+
+
+def test_a_finished_read_waits_for_its_verdict(worker, index):
+    """DONE is not reported before decode has confirmed every block."""
+    read(worker, index)
+    assert poll(worker) == (set(), set())
+    worker.nixl_wrapper.states[1] = "DONE"
+    assert poll(worker) == (set(), set())
+    assert settle(worker) == ({"r"}, set())
+    assert index.asked == (messages.Validate(1, "epoch", [7, 8], [1, 2]),)
+
+
+@pytest.mark.parametrize("verdict", [False, None])
+def test_an_unconfirmed_read_is_a_failure(worker, index, verdict):
+    """Refused or unanswered: the pulled blocks are dropped."""
+    index.verdict = verdict
+    read(worker, index, timeout_s=0.2)
+    worker.nixl_wrapper.states[1] = "DONE"
+    poll(worker)
+    assert settle(worker) == (set(), {"r"})
+    assert worker.take_outcomes() == ReadbackOutcomes({"r": Reason.VALIDATION_FAILED})
+    assert worker.take_outcomes() is None
+
+
+def test_a_failed_transfer_is_not_validated(worker, index):
+    """There is nothing to believe."""
+    read(worker, index)
+    worker.nixl_wrapper.states[1] = "ERR"
+    done, failed = poll(worker)
+    assert "r" in failed
+    assert "r" in done  # no handle is outstanding; vLLM reports it as failed
+    assert index.asked == ()
+
+
+def test_an_overdue_read_is_taken_back(worker, index):
+    """A request never waits for remote KV without a bound."""
+    read(worker, index, deadline_s=0.0)
+    assert poll(worker) == (set(), {"r"})
+    assert worker.nixl_wrapper.released == [1]
+
+
+def test_blocks_of_a_read_that_cannot_be_taken_back_are_kept(worker, index):
+    """While the transport may still write, the blocks are not given back."""
+    worker.nixl_wrapper.stuck.add(1)
+    read(worker, index, deadline_s=0.0)
+    assert poll(worker) == (set(), set())
+    worker.nixl_wrapper.stuck.clear()
+    assert poll(worker) == (set(), {"r"})
+
+
+def test_other_transfers_are_not_held_back(worker, index):
+    """Prefill-to-decode reads end as in stock vLLM."""
+    worker._recving_transfers["p2d"] = [5]
+    worker.nixl_wrapper.states[5] = "DONE"
+    assert poll(worker) == ({"p2d"}, set())
+
+
+def test_one_ranks_failure_is_the_requests_failure():
+    """Tensor-parallel ranks read their own shards; all must be good."""
+    good, bad = ReadbackOutcomes({"a": Reason.HIT, "b": Reason.HIT}), ReadbackOutcomes({"a": Reason.TRANSFER_FAILED})
+    assert good.aggregate(bad) == bad.aggregate(good) == ReadbackOutcomes({"a": Reason.TRANSFER_FAILED, "b": Reason.HIT})
+
+
+def test_metadata_takes_over_everything_stock():
+    """A field that vLLM adds to its metadata is not lost."""
+    stock = NixlConnectorMetadata()
+    stock.reqs_in_batch.add("x")
+    stock.from_a_later_version = 1
+    extended = BidiConnectorMetadata.extend(stock, {})
+    assert (extended.reqs_in_batch, extended.from_a_later_version) == ({"x"}, 1)
