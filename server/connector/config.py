@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 
 class ConnectorConfigError(ValueError):
@@ -33,13 +33,15 @@ class ConnectorConfig(BaseModel):
     """Prefill gives a read up, and recomputes, when it has not finished by then."""
     quiet_progress: bool | None = None
     """Replace NIXL's spinning progress thread by a polling one. None: only on CPU engines."""
+    secret: SecretStr = SecretStr("")
+    """What engines of one deployment share; from the environment, never from the configuration that vLLM logs."""
     decoder_kv_blocks_ttl: float = Field(default=480.0, gt=0)
     """Longest time, in seconds, that decode keeps a turn's blocks (vLLM's key)."""
     kv_recompute_threshold: int = Field(default=64, ge=0)
     """Smallest number of tokens worth a transfer (vLLM's key)."""
 
     @classmethod
-    def parse(cls, extra_config: Mapping[str, Any]) -> ConnectorConfig:
+    def parse(cls, extra_config: Mapping[str, Any], *, secret: str = "") -> ConnectorConfig:
         """Read the model from `kv_connector_extra_config`.
 
         Raises:
@@ -51,13 +53,17 @@ class ConnectorConfig(BaseModel):
                 'kv_connector_extra_config has no "bidikv" object: start engines with `bidikv engine`, '
                 'or add {"bidikv": {"role": "prefill" | "decode"}}'
             )
+        if "secret" in ours:
+            raise ConnectorConfigError(
+                "kv_connector_extra_config.bidikv.secret: vLLM logs this; set BIDIKV_SECRET in the environment"
+            )
         followed = {
             key: extra_config[key]
             for key in ("decoder_kv_blocks_ttl", "kv_recompute_threshold")
             if key in extra_config
         }
         try:
-            return cls(**{**ours, **followed})
+            return cls(**{**ours, **followed, "secret": secret})
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -10,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBase
 from bidikv_server.connector.config import ConnectorConfig
 from bidikv_server.connector.metrics import BidiPromMetrics
 from bidikv_server.connector.scheduler import BidiConnectorScheduler
+from bidikv_server.connector.side_channel import SECRET_VARIABLE
 from bidikv_server.connector.worker import BidiConnectorWorker
 
 if TYPE_CHECKING:
@@ -33,7 +35,9 @@ class BidiNixlConnector(NixlPullConnector):
         """
         # The pull connector's own constructor would build stock sides first.
         NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
-        config = ConnectorConfig.parse(self.kv_transfer_config.kv_connector_extra_config)
+        config = ConnectorConfig.parse(
+            self.kv_transfer_config.kv_connector_extra_config, secret=os.environ.get(SECRET_VARIABLE, "")
+        )
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = BidiConnectorScheduler(
                 vllm_config, self.engine_id, kv_cache_config, config

@@ -53,8 +53,16 @@ class DecodeRetention:
         self._index = RetentionIndex(block_pool.num_gpu_blocks)
         host = self._config.index_host
         port = self._config.index_port + self._rank
-        self._server = Server(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", self.answer)
-        logger.info("bidikv: retention index on %s, TTL %g s", self._server.address, self._config.decoder_kv_blocks_ttl)
+        self._server = Server(
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            self.answer,
+            secret=self._config.secret.get_secret_value(),
+        )
+        logger.info(
+            "bidikv: retention index on %s, TTL %g s",
+            self._server.address,
+            self._config.decoder_kv_blocks_ttl,
+        )
 
     def retain(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         """Record a finished turn, if it is one of a known conversation and can be proven.
@@ -84,7 +92,9 @@ class DecodeRetention:
         self._pool.touch(blocks)
         self._pinned.extend(blocks)
         with self._lock:
-            self._index.retain(leg.conversation, chain, block_ids[0][:count], now_s=time.monotonic(), ttl_s=ttl_s)
+            self._index.retain(
+                leg.conversation, chain, block_ids[0][:count], now_s=time.monotonic(), ttl_s=ttl_s
+            )
 
     def settle(self) -> None:
         """Turn references into soft retention: the blocks count as free and are handed out last.
@@ -107,7 +117,9 @@ class DecodeRetention:
         message = messages.decode(data)
         if isinstance(message, messages.Lookup | messages.Validate) and message.v != messages.VERSION:
             return messages.encode(
-                messages.Refused(messages.VERSION, f"decode speaks version {messages.VERSION}, prefill {message.v}")
+                messages.Refused(
+                    messages.VERSION, f"decode speaks version {messages.VERSION}, prefill {message.v}"
+                )
             )
         if isinstance(message, messages.Lookup):
             return self._answer_lookup(message)
@@ -121,7 +133,9 @@ class DecodeRetention:
             return None
         if message.identity != self._identity:
             return messages.encode(
-                messages.Refused(messages.VERSION, "the engines differ in model, dtype, block size or speculation")
+                messages.Refused(
+                    messages.VERSION, "the engines differ in model, dtype, block size or speculation"
+                )
             )
         with self._lock:
             match = self._index.lookup(message.conversation, wanted, now_s=time.monotonic())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,8 @@ from bidikv_server.connector.side_channel import Client
 from bidikv_server.reasons import Reason
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from vllm.v1.request import Request
 
     from bidikv_server.connector.config import ConnectorConfig
@@ -77,7 +78,7 @@ class PrefillReadback:
         self._identity = identity
         self._block_size = block_size
         self._supported = supported
-        self._client = Client()
+        self._client = Client(secret=config.secret.get_secret_value())
         self._lookups: dict[str, _Lookup] = {}
         self._reads: list[Read] = []
 
@@ -135,9 +136,7 @@ class PrefillReadback:
     def _receive(self, lookup: _Lookup, future: Future[bytes]) -> None:
         error = future.exception()
         if error is not None:
-            lookup.reason = (
-                Reason.LOOKUP_TIMEOUT if isinstance(error, TimeoutError) else Reason.LOOKUP_FAILED
-            )
+            lookup.reason = Reason.LOOKUP_TIMEOUT if isinstance(error, TimeoutError) else Reason.LOOKUP_FAILED
             logger.warning("bidikv: no readback, %s: %s", lookup.reason, error)
             return
         reply = messages.decode(future.result())
@@ -151,11 +150,13 @@ class PrefillReadback:
             logger.warning("bidikv: no readback: %s sent an answer that cannot be read", lookup.source)
 
     def commit(self, request_id: str, block_ids: list[int], external_tokens: int) -> None:
-        """vLLM allocated `block_ids` for the whole prompt so far; read into those that the plan covers."""
+        """VLLM allocated `block_ids` for the whole prompt so far; read into those that the plan covers."""
         lookup = self._lookups[request_id]
         pull, found = lookup.pull, lookup.found
         if pull is None or found is None or external_tokens != len(pull.block_ids) * self._block_size:
-            raise RuntimeError(f"request {request_id} was given {external_tokens} tokens that were not planned")
+            raise RuntimeError(
+                f"request {request_id} was given {external_tokens} tokens that were not planned"
+            )
         lookup.reading = True
         lookup.remote_tokens = external_tokens
         local = tuple(block_ids[pull.first : pull.first + len(pull.block_ids)])

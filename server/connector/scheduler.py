@@ -88,7 +88,8 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
         `remote_block_ids` name.
         """
         if not (request.kv_transfer_params or {}).get("do_remote_decode"):
-            return super().get_num_new_matched_tokens(request, num_computed_tokens)
+            stock: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
+            return stock
         if self._prefill is None:
             return 0, False
         return self._prefill.matched_tokens(request.request_id, num_computed_tokens)

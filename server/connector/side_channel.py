@@ -1,23 +1,47 @@
-"""The only ZeroMQ user: a request/reply server on its own thread, and a client that never blocks its caller."""
+"""The only ZeroMQ user: a request/reply server on its own thread, and a client that never blocks its caller.
+
+A message is three frames: correlation id, seal, body. With a shared secret the seal is an HMAC over the other two, and
+what does not carry it is dropped unread; without one it is empty.
+"""
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import zmq
 
 from bidikv_server.connector.messages import MAX_MESSAGE_BYTES
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 logger = logging.getLogger("vllm.bidikv")
 
 _STOP_POLL_MS: Final = 500
+
+
+SECRET_VARIABLE: Final = "BIDIKV_SECRET"  # noqa: S105  (the name of a variable)
+"""Environment variable that gives all engines of a deployment the side channel's secret. Argv and the engine's
+configuration, which vLLM logs, are no place for it."""
+
+
+def _seal(secret: bytes, correlation: bytes, body: bytes) -> bytes:
+    return hmac.digest(secret, correlation + body, "sha256") if secret else b""
+
+
+def _opened(secret: bytes, frames: list[bytes]) -> tuple[bytes, bytes] | None:
+    """Correlation id and body of a message; None if it has another form or another seal."""
+    if len(frames) != 3:
+        return None
+    correlation, seal, body = frames
+    return (correlation, body) if hmac.compare_digest(seal, _seal(secret, correlation, body)) else None
 
 
 def _endpoint(address: str) -> str:
@@ -36,14 +60,15 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
 class Server:
     """Answers requests on one thread. `handle` runs on that thread and must return quickly; None means no answer."""
 
-    def __init__(self, address: str, handle: Callable[[bytes], bytes | None]) -> None:
-        """Bind to `host:port`.
+    def __init__(self, address: str, handle: Callable[[bytes], bytes | None], *, secret: str = "") -> None:
+        """Bind to `host:port`; with a secret, answer only peers that have it too.
 
         Raises:
             OSError: The address cannot be bound; the message says which and what to do.
         """
         self.address = address
         self._handle = handle
+        self._secret = secret.encode()
         self._stop = threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = _socket(self._context, zmq.ROUTER)
@@ -64,13 +89,16 @@ class Server:
         while not self._stop.is_set():
             if not self._socket.poll(_STOP_POLL_MS):
                 continue
-            frames = self._socket.recv_multipart()
-            if len(frames) != 3:  # peer identity, correlation id, message
+            peer, *frames = self._socket.recv_multipart()
+            opened = _opened(self._secret, frames)
+            if opened is None:
                 continue
-            peer, correlation, message = frames
-            reply = self._handle(message)
+            correlation, body = opened
+            reply = self._handle(body)
             if reply is not None:
-                self._socket.send_multipart([peer, correlation, reply])
+                self._socket.send_multipart(
+                    [peer, correlation, _seal(self._secret, correlation, reply), reply]
+                )
         self._socket.close()
 
     def close(self) -> None:
@@ -88,8 +116,9 @@ class Client:
     `submit` may be called from any thread and returns at once. The future holds the reply, or TimeoutError.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, secret: str = "") -> None:
         """Start the I/O thread."""
+        self._secret = secret.encode()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._outbox: SimpleQueue[tuple[str, bytes, float, Future[bytes]] | None] = SimpleQueue()
         # A socket may be used by one thread only, so callers ring the I/O thread over a pair of its own.
@@ -124,7 +153,7 @@ class Client:
             self._bell.send(b"")
 
     def _run(self) -> None:
-        exchange = _Exchange(self._context)
+        exchange = _Exchange(self._context, self._secret)
         while exchange.step(self._outbox):
             pass
         exchange.close()
@@ -133,8 +162,9 @@ class Client:
 class _Exchange:
     """State of the client's I/O thread: one DEALER socket per peer, one pending entry per request."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], secret: bytes) -> None:
         self._context = context
+        self._secret = secret
         self._bell = _socket(context, zmq.PAIR)
         self._bell.connect("inproc://bidikv-bell")
         self._poller = zmq.Poller()
@@ -187,17 +217,19 @@ class _Exchange:
             self._poller.register(peer, zmq.POLLIN)
             self._peers[address] = peer
         try:
-            peer.send_multipart([correlation, message], flags=zmq.NOBLOCK)
+            peer.send_multipart(
+                [correlation, _seal(self._secret, correlation, message), message], flags=zmq.NOBLOCK
+            )
         except zmq.Again:
             future.set_exception(TimeoutError(f"{address} does not take requests"))
             return
         self._pending[correlation] = (deadline_s, future, address)
 
     def _receive(self, peer: zmq.Socket[bytes]) -> None:
-        frames = peer.recv_multipart()
-        pending = self._pending.pop(frames[0], None) if len(frames) == 2 else None
-        if pending is not None:
-            pending[1].set_result(frames[1])
+        opened = _opened(self._secret, peer.recv_multipart())
+        pending = self._pending.pop(opened[0], None) if opened is not None else None
+        if opened is not None and pending is not None:
+            pending[1].set_result(opened[1])
 
     def _time_out(self) -> None:
         now_s = time.monotonic()

@@ -8,11 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.platforms import current_platform
@@ -24,6 +22,9 @@ from bidikv_server.connector.side_channel import Client
 from bidikv_server.reasons import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -67,8 +68,9 @@ class BidiConnectorWorker(NixlPullConnectorWorker):
             super().__init__(vllm_config, engine_id, kv_cache_config)
         quiet = config.quiet_progress if config.quiet_progress is not None else current_platform.is_cpu()
         # No memory is registered and no peer known yet, so the agent can still be exchanged.
-        self.nixl_wrapper = AgentProxy(quiet_agent() if quiet else self.nixl_wrapper, poll=quiet)
-        self._client = Client()
+        agent: Any = quiet_agent() if quiet else self.nixl_wrapper
+        self.nixl_wrapper: Any = AgentProxy(agent, poll=quiet)
+        self._client = Client(secret=config.secret.get_secret_value())
         self._readings: dict[str, _Reading] = {}
         self._outcomes: dict[str, Reason] = {}
 
@@ -84,7 +86,8 @@ class BidiConnectorWorker(NixlPullConnectorWorker):
     def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
         """Hold finished readbacks back until their verdict is in; end those that are overdue."""
         if transfers is not self._recving_transfers:
-            return super()._pop_done_transfers(transfers)
+            stock: tuple[set[str], set[str]] = super()._pop_done_transfers(transfers)
+            return stock
         overdue = self._cancel_overdue(transfers)
         done, failed = super()._pop_done_transfers(transfers)
         failed |= overdue

@@ -95,7 +95,9 @@ def test_scheduler_side_keeps_its_attributes(name):
     assert f"self.{name}" in source(base_scheduler.NixlBaseConnectorScheduler.__init__)
 
 
-@pytest.mark.parametrize("name", ["nixl_wrapper", "_recving_transfers", "_recv_failures", "_recving_metadata"])
+@pytest.mark.parametrize(
+    "name", ["nixl_wrapper", "_recving_transfers", "_recv_failures", "_recving_metadata"]
+)
 def test_worker_side_keeps_its_attributes(name):
     """Attributes of the stock worker side that ours reads or writes."""
     assert f"self.{name}" in source(base_worker.NixlBaseConnectorWorker.__init__)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DIGEST_BYTES: Final = 32
 """SHA-256: a collision would be a wrong answer, so the length is not traded for bandwidth."""

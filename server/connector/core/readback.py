@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from bidikv_server.connector.core.retention import Match
 from bidikv_server.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bidikv_server.connector.core.retention import Match
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,13 @@ Not thread-safe; the caller holds one lock around every call. Times are seconds 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bidikv_server.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The connector's settings: defaults, and errors that name the key."""
 
 import pytest
+
 from bidikv_server.connector.config import ConnectorConfig, ConnectorConfigError
 
 
@@ -16,14 +17,21 @@ def test_defaults():
 def test_follows_vllms_own_keys():
     """TTL and threshold keep vLLM's names and place."""
     config = ConnectorConfig.parse(
-        {"bidikv": {"role": "decode"}, "decoder_kv_blocks_ttl": 5, "kv_recompute_threshold": 0, "backends": ["UCX"]}
+        {
+            "bidikv": {"role": "decode"},
+            "decoder_kv_blocks_ttl": 5,
+            "kv_recompute_threshold": 0,
+            "backends": ["UCX"],
+        }
     )
     assert (config.decoder_kv_blocks_ttl, config.kv_recompute_threshold) == (5.0, 0)
 
 
 def test_advertises_ipv6_in_brackets():
     """An IPv6 host and its port can be told apart."""
-    config = ConnectorConfig.parse({"bidikv": {"role": "decode", "index_host": "::", "index_advertise": "fd00::1"}})
+    config = ConnectorConfig.parse(
+        {"bidikv": {"role": "decode", "index_host": "::", "index_advertise": "fd00::1"}}
+    )
     assert config.index_address(0) == "[fd00::1]:6800"
 
 
@@ -36,6 +44,7 @@ def test_advertises_ipv6_in_brackets():
         ({"bidikv": {"role": "both"}}, r"bidikv\.role"),
         ({"bidikv": {"role": "decode", "indx_port": 1}}, r"bidikv\.indx_port"),
         ({"bidikv": {"role": "decode", "index_port": 70000}}, r"bidikv\.index_port"),
+        ({"bidikv": {"role": "decode", "secret": "x"}}, "BIDIKV_SECRET"),
         ({"bidikv": {"role": "decode"}, "decoder_kv_blocks_ttl": -1}, "decoder_kv_blocks_ttl"),
     ],
 )
@@ -43,3 +52,10 @@ def test_errors_name_the_key(extra, message):
     """A wrong setting ends with one message that says which."""
     with pytest.raises(ConnectorConfigError, match=message):
         ConnectorConfig.parse(extra)
+
+
+def test_the_secret_is_not_shown():
+    """A configuration that is logged does not give the secret away."""
+    config = ConnectorConfig.parse({"bidikv": {"role": "decode"}}, secret="hunter2")
+    assert "hunter2" not in repr(config)
+    assert config.secret.get_secret_value() == "hunter2"

@@ -1,6 +1,7 @@
 """Decode's retention on vLLM's real block pool, without an engine."""
 
 import pytest
+
 from bidikv_server.connector import messages
 from bidikv_server.connector.config import ConnectorConfig
 from bidikv_server.connector.core import digests
@@ -8,7 +9,7 @@ from bidikv_server.connector.decode import DecodeRetention
 from bidikv_server.reasons import Reason
 
 pytest.importorskip("vllm", reason="the block pool is vLLM's", exc_type=ImportError)
-from vllm.v1.core.block_pool import BlockPool  # noqa: E402
+from vllm.v1.core.block_pool import BlockPool
 
 BLOCK = 4
 IDENTITY = "same engines"
@@ -57,7 +58,9 @@ def finish(decode, pool, tokens, params, **changes):
     return ids
 
 
-def look_up(decode, tokens, *, salt="tenant", identity=IDENTITY, version=messages.VERSION, adapter="", cache_salt=""):
+def look_up(
+    decode, tokens, *, salt="tenant", identity=IDENTITY, version=messages.VERSION, adapter="", cache_salt=""
+):
     start = digests.seed(IDENTITY, salt, cache_salt, adapter)
     chain = digests.chain(start, tokens, block_size=BLOCK, blocks=len(tokens) // BLOCK)
     reply = decode.answer(messages.encode(messages.Lookup(version, identity, "c", b"".join(chain))))
@@ -117,7 +120,13 @@ def test_nothing_is_retained_without_a_well_formed_wish(decode, pool, junk):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"mm_features": [object()]}, {"prompt_embeds": object()}, {"resumable": True}, {"pooling_params": object()}]
+    "changes",
+    [
+        {"mm_features": [object()]},
+        {"prompt_embeds": object()},
+        {"resumable": True},
+        {"pooling_params": object()},
+    ],
 )
 def test_what_cannot_be_proven_is_not_retained(decode, pool, changes):
     """Token ids alone do not name the KV of such requests."""

@@ -1,8 +1,9 @@
 """Side-channel messages survive the wire, and nothing else is believed."""
 
-from bidikv_server.connector import messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from bidikv_server.connector import messages
 
 ids = st.lists(st.integers(0, 2**31), max_size=20)
 lookups = st.builds(messages.Lookup, st.integers(0, 9), st.text(), st.text(), st.binary(max_size=99))

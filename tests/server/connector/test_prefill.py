@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import wait
 
 import pytest
+
 from bidikv_server.connector import messages
 from bidikv_server.connector.config import ConnectorConfig
 from bidikv_server.connector.prefill import PrefillReadback
@@ -109,7 +110,7 @@ def test_a_pull_reads_the_proven_blocks_into_the_allocated_ones(prefill, index):
 
 @pytest.mark.parametrize("outcome", [Reason.VALIDATION_FAILED, Reason.TRANSFER_FAILED])
 def test_a_failed_read_is_not_tried_again(prefill, index, outcome):
-    """vLLM asks anew after a failure; a second answer would wait for a read that nobody queued."""
+    """VLLM asks anew after a failure; a second answer would wait for a read that nobody queued."""
     request = Request([index(holding(8))])
     settled(prefill, request)
     prefill.commit("r", list(range(13)), 128)

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import zmq
+
 from bidikv_server.connector.side_channel import Client, Server
 
 
@@ -83,11 +84,37 @@ def test_frames_that_are_not_requests_are_ignored():
         stranger.connect(f"tcp://{server.address}")
         stranger.send(b"one frame")
         stranger.send_multipart([b"1", b"2", b"3", b"4"])
-        stranger.send_multipart([b"id", b"real"])
-        assert stranger.recv_multipart() == [b"id", b"real"]
+        stranger.send_multipart([b"id", b"", b"real"])
+        assert stranger.recv_multipart() == [b"id", b"", b"real"]
         stranger.close()
     finally:
         context.term()
+        server.close()
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("", "secret"), ("other", "secret"), ("secret", "")])
+def test_peers_without_the_secret_are_not_heard(theirs, ours):
+    """Neither a stranger's question nor a stranger's answer is read."""
+    seen = []
+    server = Server(free_address(), lambda data: seen.append(data) or data, secret=theirs)
+    client = Client(secret=ours)
+    try:
+        with pytest.raises(TimeoutError):
+            client.submit(server.address, b"x", timeout_s=0.3).result(10)
+        assert seen == []
+    finally:
+        client.close()
+        server.close()
+
+
+def test_peers_with_the_secret_understand_each_other():
+    """The seal is over the correlation id too, so an answer fits one question."""
+    server = Server(free_address(), lambda data: data, secret="s")
+    client = Client(secret="s")
+    try:
+        assert client.submit(server.address, b"x", timeout_s=10).result(10) == b"x"
+    finally:
+        client.close()
         server.close()
 
 

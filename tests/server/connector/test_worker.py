@@ -4,19 +4,21 @@ from collections import defaultdict
 from concurrent.futures import wait
 
 import pytest
+
 from bidikv_server.connector import messages
 from bidikv_server.connector.side_channel import Client, Server
 from bidikv_server.reasons import Reason
 
 pytest.importorskip("vllm", reason="the worker is a subclass of vLLM's", exc_type=ImportError)
-from bidikv_server.connector.metadata import (  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
+
+from bidikv_server.connector.metadata import (
     BidiConnectorMetadata,
     ReadbackCheck,
     ReadbackOutcomes,
 )
-from bidikv_server.connector.worker import BidiConnectorWorker, _Reading  # noqa: E402
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata  # noqa: E402
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats  # noqa: E402
+from bidikv_server.connector.worker import BidiConnectorWorker, _Reading
 
 FAR_S = 1e12
 
@@ -155,8 +157,15 @@ def test_other_transfers_are_not_held_back(worker, index):
 
 def test_one_ranks_failure_is_the_requests_failure():
     """Tensor-parallel ranks read their own shards; all must be good."""
-    good, bad = ReadbackOutcomes({"a": Reason.HIT, "b": Reason.HIT}), ReadbackOutcomes({"a": Reason.TRANSFER_FAILED})
-    assert good.aggregate(bad) == bad.aggregate(good) == ReadbackOutcomes({"a": Reason.TRANSFER_FAILED, "b": Reason.HIT})
+    good, bad = (
+        ReadbackOutcomes({"a": Reason.HIT, "b": Reason.HIT}),
+        ReadbackOutcomes({"a": Reason.TRANSFER_FAILED}),
+    )
+    assert (
+        good.aggregate(bad)
+        == bad.aggregate(good)
+        == ReadbackOutcomes({"a": Reason.TRANSFER_FAILED, "b": Reason.HIT})
+    )
 
 
 def test_metadata_takes_over_everything_stock():

@@ -1,9 +1,10 @@
 """Digest chains name whole token prefixes, and nothing else shares their names."""
 
 import pytest
-from bidikv_server.connector.core import digests
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bidikv_server.connector.core import digests
 
 tokens = st.lists(st.integers(0, 2**31 - 1), min_size=0, max_size=64)
 
@@ -31,7 +32,10 @@ def test_one_changed_token_changes_every_digest_from_there_on(ids, data):
 
 def test_block_boundaries_are_part_of_the_name():
     """The same tokens in blocks of another size have other digests."""
-    assert digests.chain(b"s", [1, 2], block_size=1, blocks=2)[-1] != digests.chain(b"s", [1, 2], block_size=2, blocks=1)[0]
+    assert (
+        digests.chain(b"s", [1, 2], block_size=1, blocks=2)[-1]
+        != digests.chain(b"s", [1, 2], block_size=2, blocks=1)[0]
+    )
 
 
 @pytest.mark.parametrize("parts", [("a", "b"), ("ab", ""), ("", "ab"), ("ab",), ("a", "b", "")])

@@ -1,6 +1,7 @@
 """Which blocks are pulled, and what a partial match is called."""
 
 import pytest
+
 from bidikv_server.connector.core import readback
 from bidikv_server.connector.core.retention import Match
 from bidikv_server.reasons import Reason
@@ -13,7 +14,9 @@ def match(count, reason=Reason.HIT):
 
 
 def decide(found, local_blocks=0, threshold=64):
-    return readback.decide(found, local_tokens=local_blocks * BLOCK, block_size=BLOCK, threshold_tokens=threshold)
+    return readback.decide(
+        found, local_tokens=local_blocks * BLOCK, block_size=BLOCK, threshold_tokens=threshold
+    )
 
 
 def test_pulls_only_what_prefill_lacks():

@@ -1,11 +1,12 @@
 """The retention index against a plain model of it, and the reasons it gives."""
 
-from bidikv_server.connector.core import digests
-from bidikv_server.connector.core.retention import RetentionIndex
-from bidikv_server.reasons import Reason
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from bidikv_server.connector.core import digests
+from bidikv_server.connector.core.retention import RetentionIndex
+from bidikv_server.reasons import Reason
 
 NUM_BLOCKS = 12
 TTL = 480.0
@@ -15,7 +16,7 @@ def chain(*ids):
     return digests.chain(b"seed", ids, block_size=1, blocks=len(ids))
 
 
-def retained(index, conversation, ids, blocks, now_s=0.0, ttl_s=TTL):
+def retained(index, conversation, ids, blocks, *, now_s=0.0, ttl_s=TTL):
     index.retain(conversation, chain(*ids), blocks, now_s=now_s, ttl_s=ttl_s)
     return index
 
@@ -117,9 +118,15 @@ class Retention(RuleBasedStateMachine):
         self.handed_out = dict.fromkeys(range(NUM_BLOCKS), 0)
         self.promises = []
 
-    @rule(ids=st.lists(st.integers(0, 2), min_size=1, max_size=5), data=st.data(), ttl_s=st.sampled_from([1.0, 50.0]))
+    @rule(
+        ids=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+        data=st.data(),
+        ttl_s=st.sampled_from([1.0, 50.0]),
+    )
     def finish_turn(self, ids, data, ttl_s):
-        blocks = data.draw(st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=len(ids), max_size=len(ids), unique=True))
+        blocks = data.draw(
+            st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=len(ids), max_size=len(ids), unique=True)
+        )
         names = chain(*ids)
         for block, name in zip(blocks, names, strict=True):
             if self.content.get(block) != name:
