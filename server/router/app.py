@@ -1,0 +1,151 @@
+"""The router as an ASGI application: wiring, dispatch and lifespan."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from bidikv_server.router.core.conversations import ConversationTable
+from bidikv_server.router.core.engines import EngineTable, Role
+from bidikv_server.router.core.ids import EngineUrl
+from bidikv_server.router.core.requests import CHAT_PATH, COMPLETIONS_PATH
+from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, RouterFault
+from bidikv_server.router.metrics import RouterMetrics
+from bidikv_server.router.probes import Prober
+from bidikv_server.router.replies import Receive, Reply, Scope, Send
+from bidikv_server.router.routes import ClientGone, Routes, read_body
+from bidikv_server.router.turns import TurnService
+from bidikv_server.router.upstream import EngineClient
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from bidikv_server.router.settings import RouterSettings
+
+_log = logging.getLogger(__name__)
+
+Endpoint: TypeAlias = Callable[[Scope, bytes, Reply], Awaitable[None]]
+
+
+class RouterApp:
+    """ASGI entry point.
+
+    Attributes:
+        engines: Health and load of the engines.
+        table: Known conversations.
+        metrics: Prometheus metrics.
+    """
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self.engines = EngineTable(
+            [
+                *((EngineUrl(url), Role.PREFILL) for url in settings.prefill),
+                *((EngineUrl(url), Role.DECODE) for url in settings.decode),
+            ],
+            probe_failures=settings.probe_failures,
+        )
+        self.table = ConversationTable(
+            max_conversations=settings.max_conversations,
+            max_turns=settings.max_turns,
+            idle_s=settings.conversation_idle_s,
+        )
+        self.metrics = RouterMetrics()
+        self._client = EngineClient(connect_timeout_s=settings.connect_timeout_s)
+        self._prober = Prober(
+            self._client,
+            self.engines,
+            interval_s=settings.probe_interval_s,
+            timeout_s=settings.probe_timeout_s,
+        )
+        turns = TurnService(settings, self.engines, self.table, self._client, self.metrics)
+        routes = Routes(settings, self.engines, self._client, self.metrics, turns)
+        self._endpoints: dict[str, dict[str, Endpoint]] = {
+            CHAT_PATH: {"POST": routes.turn},
+            COMPLETIONS_PATH: {"POST": routes.turn},
+            "/v1/models": {"GET": routes.models},
+            "/health": {"GET": routes.health},
+            "/metrics": {"GET": routes.metrics},
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the application's life."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._request(scope, receive, Reply(send))
+
+    async def _request(self, scope: Scope, receive: Receive, reply: Reply) -> None:
+        try:
+            endpoint = self._endpoint(scope)
+            raw = await read_body(scope, receive, self._settings.max_body_bytes)
+            await _while_connected(endpoint(scope, raw, reply), receive)
+        except ClientGone:
+            _log.debug("a client left before its answer was complete")
+        except RouterFault as fault:
+            await reply.fault(fault)
+        except RecursionError:
+            await reply.fault(BadRequest("The request body is nested too deeply."))
+        except Exception:
+            _log.exception("request failed")
+            if reply.started:
+                raise
+            await reply.fault(RouterFault("The router failed on this request."))
+
+    def _endpoint(self, scope: Scope) -> Endpoint:
+        methods = self._endpoints.get(scope["path"])
+        if methods is None:
+            raise NotFound(f"There is no endpoint {scope['path']}.")
+        endpoint = methods.get(scope["method"])
+        if endpoint is None:
+            raise MethodNotAllowed(f"{scope['path']} does not take {scope['method']}.")
+        return endpoint
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        """Open connections and probe once before the first request; close everything after the last."""
+        await receive()
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(self._client)
+            await self._prober.probe_all()
+            probing = asyncio.create_task(self._prober.run())
+            stack.push_async_callback(_stop, probing)
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+async def _while_connected(work: Coroutine[Any, Any, None] | Awaitable[None], receive: Receive) -> None:
+    """Run until done, or until the client goes: then everything the work has open is closed.
+
+    Raises:
+        ClientGone: The client went first.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        await working
+    finally:
+        await _stop(watching)
+        await _stop(working)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _stop(task: asyncio.Future[None]) -> None:
+    """Cancel a task and wait until it has cleaned up; what it raised is somebody else's to read."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def create_app(settings: RouterSettings) -> RouterApp:
+    """Build the application."""
+    return RouterApp(settings)

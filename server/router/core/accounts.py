@@ -1,0 +1,92 @@
+"""What prefill answers: the handle to the computed prompt, and its account of reuse."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bidikv.headers import ReuseHeader
+from bidikv_server import wire
+from bidikv_server.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAnswer:
+    """One prefill leg's outcome.
+
+    Attributes:
+        handle: `kv_transfer_params` for decode, without our own part; None if prefill offers nothing to pull.
+        reuse: What became of the prompt, as prefill tells it.
+    """
+
+    handle: dict[str, Any] | None
+    reuse: ReuseHeader
+
+
+NOTHING_KNOWN = PrefillAnswer(None, ReuseHeader(Reason.UNKNOWN))
+"""Stands for a prefill leg that did not run."""
+
+
+def read_prefill_answer(raw: bytes) -> PrefillAnswer:
+    """Read the body of a prefill answer with status 200.
+
+    Raises:
+        ValueError: It is not what vLLM answers.
+    """
+    answer = json.loads(raw)
+    if not isinstance(answer, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004  # the caller knows one error
+    params = answer.get("kv_transfer_params")
+    if not isinstance(params, dict):
+        params = {}
+    handle = {name: value for name, value in params.items() if name != wire.KEY}
+    return PrefillAnswer(handle or None, _reuse(params.get(wire.KEY), _prompt_tokens(answer)))
+
+
+def with_reason(reuse: ReuseHeader, decided: Reason | None) -> ReuseHeader:
+    """The account under the router's own reason, if it decided one."""
+    if decided is None:
+        return reuse
+    return ReuseHeader(
+        reason=decided,
+        prompt_tokens=reuse.prompt_tokens,
+        remote_tokens=reuse.remote_tokens,
+        local_tokens=reuse.local_tokens,
+        computed_tokens=reuse.computed_tokens,
+        diverged_at_token=reuse.diverged_at_token,
+    )
+
+
+def _reuse(account: Any, prompt_tokens: int | None) -> ReuseHeader:
+    if not isinstance(account, dict) or account.get("v") != wire.VERSION:
+        return ReuseHeader(Reason.UNKNOWN, prompt_tokens=prompt_tokens)
+    counted = _tokens(account, "prompt_tokens")
+    return ReuseHeader(
+        reason=_reason(account.get("reason")),
+        prompt_tokens=prompt_tokens if counted is None else counted,
+        remote_tokens=_tokens(account, "remote_tokens"),
+        local_tokens=_tokens(account, "local_tokens"),
+        computed_tokens=_tokens(account, "computed_tokens"),
+        diverged_at_token=_tokens(account, "diverged_at_token"),
+    )
+
+
+def _reason(value: Any) -> Reason:
+    try:
+        return Reason(value)
+    except ValueError:
+        return Reason.UNKNOWN
+
+
+def _prompt_tokens(answer: Mapping[str, Any]) -> int | None:
+    usage = answer.get("usage")
+    return _tokens(usage, "prompt_tokens") if isinstance(usage, dict) else None
+
+
+def _tokens(counts: Mapping[str, Any], name: str) -> int | None:
+    value = counts.get(name)
+    return value if type(value) is int and value >= 0 else None

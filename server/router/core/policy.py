@@ -1,0 +1,145 @@
+"""Where a turn runs and what it may read back: a pure function of the request's place and the engines' snapshots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bidikv_server.reasons import Reason
+from bidikv_server.router.core.engines import EngineSnapshot, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bidikv.headers import TurnHeader
+    from bidikv_server.router.core.conversations import Holder, Match
+    from bidikv_server.router.core.ids import EngineUrl
+
+
+class NoHealthyEngine(Exception):  # noqa: N818
+    """No engine of a role that the turn cannot do without is up."""
+
+    def __init__(self, role: Role) -> None:
+        super().__init__(f"no healthy {role} engine")
+        self.role = role
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """Engines that already failed this turn."""
+
+    prefill: frozenset[EngineUrl] = field(default=frozenset())
+    decode: frozenset[EngineUrl] = field(default=frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class RoutePlan:
+    """One attempt at one turn.
+
+    Attributes:
+        decode: Engine that answers.
+        prefill: Engine that computes the prompt; None means decode does it alone.
+        sources: Retention indexes that prefill asks, best first.
+        reason: The turn's outcome if it is decided here; None leaves it to prefill's lookup.
+    """
+
+    decode: EngineSnapshot
+    prefill: EngineSnapshot | None
+    sources: tuple[str, ...]
+    reason: Reason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long decode keeps turns, in seconds."""
+
+    default_s: float
+    max_s: float
+
+    def seconds(self, turn: TurnHeader, *, readback: bool) -> float:
+        """For this turn; 0 keeps nothing."""
+        if not readback or turn.final or turn.kind == "aux":
+            return 0.0
+        wanted = self.default_s if turn.retain_s is None else turn.retain_s
+        return min(wanted, self.max_s)
+
+
+def plan_route(
+    match: Match,
+    engines: Sequence[EngineSnapshot],
+    *,
+    readback: bool,
+    alone: Reason | None = None,
+    prefill_required: bool = False,
+    excluded: Excluded | None = None,
+) -> RoutePlan:
+    """Choose engines and readback sources for one attempt.
+
+    Args:
+        match: The request's place among the known turns.
+        engines: All engines.
+        readback: This request may read back.
+        alone: Why decode must do without prefill; None hands the prompt to prefill.
+        prefill_required: Fail rather than run on decode alone when no prefill engine is up.
+        excluded: Engines to leave out.
+
+    Raises:
+        NoHealthyEngine: Nothing can serve the turn.
+    """
+    excluded = excluded or Excluded()
+    decode = _choose_decode(match, _available(engines, Role.DECODE, excluded.decode))
+    if alone is not None:
+        return RoutePlan(decode, None, (), alone)
+    prefill = _available(engines, Role.PREFILL, excluded.prefill)
+    if not prefill and prefill_required:
+        raise NoHealthyEngine(Role.PREFILL)
+    sources, reason = _sources(match, engines, readback=readback)
+    if not prefill:
+        return RoutePlan(decode, None, (), reason)
+    return RoutePlan(decode, _least_loaded(prefill), sources, reason)
+
+
+def _available(
+    engines: Sequence[EngineSnapshot], role: Role, excluded: frozenset[EngineUrl]
+) -> list[EngineSnapshot]:
+    return [e for e in engines if e.role is role and e.healthy and e.url not in excluded]
+
+
+def _choose_decode(match: Match, candidates: Sequence[EngineSnapshot]) -> EngineSnapshot:
+    """The conversation's own engine, else the least loaded one.
+
+    A fork only prefers its origin's engine among equals: it can read back from there anyway, and a popular origin
+    would otherwise gather every fork on one engine.
+    """
+    if not candidates:
+        raise NoHealthyEngine(Role.DECODE)
+    for engine in candidates:
+        if match.home is not None and engine.url == match.home.holder.engine:
+            return engine
+    return _least_loaded(candidates, prefer=match.source.holder.engine if match.source else None)
+
+
+def _least_loaded(engines: Sequence[EngineSnapshot], prefer: EngineUrl | None = None) -> EngineSnapshot:
+    """Fewest legs in flight; ties go to the preferred one, then to the first configured."""
+    return min(engines, key=lambda engine: (engine.in_flight, engine.url != prefer))
+
+
+def _sources(
+    match: Match, engines: Sequence[EngineSnapshot], *, readback: bool
+) -> tuple[tuple[str, ...], Reason | None]:
+    if not readback:
+        return (), Reason.READBACK_OFF
+    if match.source is None:
+        return (), Reason.NEW_CONVERSATION
+    return _indexes_of(match.source.holder, engines)
+
+
+def _indexes_of(holder: Holder, engines: Sequence[EngineSnapshot]) -> tuple[tuple[str, ...], Reason | None]:
+    for engine in engines:
+        if engine.role is Role.DECODE and engine.url == holder.engine:
+            if not engine.healthy or (holder.indexes and engine.indexes != holder.indexes):
+                return (), Reason.DECODE_CHANGED
+            if not engine.indexes:
+                return (), Reason.NO_INDEX
+            return tuple(index.address for index in engine.indexes), None
+    return (), Reason.DECODE_CHANGED

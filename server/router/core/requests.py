@@ -1,0 +1,125 @@
+"""What a client asks for: its body and headers, checked and placed, before any engine is chosen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from bidikv.headers import READBACK_HEADER, SESSION_HEADER, SESSION_PATTERN, TURN_HEADER, TurnHeader
+from bidikv_server.router.core.digests import Chain, chain
+from bidikv_server.router.core.ids import Scope, tenant_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CHAT_PATH: Final = "/v1/chat/completions"
+COMPLETIONS_PATH: Final = "/v1/completions"
+
+
+class InvalidRequest(ValueError):  # noqa: N818
+    """A request that no engine could serve.
+
+    Attributes:
+        param: The body field at fault, if one is.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """One request for one turn.
+
+    Attributes:
+        path: Endpoint, the same at the engines.
+        body: The client's body as it came; never edited.
+        scope: Whose it is.
+        session: The conversation the client named; None if it named none, or none that can be used.
+        chain: Digests of its prompt.
+        turn: The client's advice on this turn.
+        readback: The client did not switch reuse off for this request.
+    """
+
+    path: str
+    body: Mapping[str, Any]
+    scope: Scope
+    session: str | None
+    chain: Chain
+    turn: TurnHeader
+    readback: bool
+
+    @property
+    def recorded(self) -> bool:
+        """The turn takes a place in its conversation."""
+        return self.turn.kind != "aux"
+
+
+def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> TurnRequest:
+    """Check and place a request.
+
+    Args:
+        path: Endpoint.
+        raw: The body's bytes.
+        headers: By lower-case name.
+
+    Raises:
+        InvalidRequest: The client has to change something.
+    """
+    body = _parse(raw)
+    _require(path, body)
+    scope = Scope(
+        tenant=tenant_of(headers.get("authorization")),
+        model=body["model"],
+        cache_salt=salt if isinstance(salt := body.get("cache_salt"), str) else "",
+    )
+    return TurnRequest(
+        path=path,
+        body=body,
+        scope=scope,
+        session=session_of(body, headers),
+        chain=chain(body, scope),
+        turn=TurnHeader.parse(headers.get(TURN_HEADER)),
+        readback=headers.get(READBACK_HEADER, "").strip().lower() != "off",
+    )
+
+
+def session_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
+    """The conversation's name: the body's wins over the header's, as in vLLM; an ill-formed one is none."""
+    named = body.get("session_id")
+    if named is None:
+        named = headers.get(SESSION_HEADER.lower())
+    return named if isinstance(named, str) and SESSION_PATTERN.fullmatch(named) else None
+
+
+def _parse(raw: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(raw, parse_constant=_reject_constant)
+    except UnicodeDecodeError:
+        raise InvalidRequest("The request body is not UTF-8.") from None
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(
+            f"The request body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})."
+        ) from None
+    except RecursionError:
+        raise InvalidRequest("The request body is nested too deeply.") from None
+    except ValueError as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("The request body must be a JSON object.")
+    return body
+
+
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _require(path: str, body: Mapping[str, Any]) -> None:
+    if not isinstance(body.get("model"), str) or not body["model"]:
+        raise InvalidRequest("The field 'model' is required and must be a string.", "model")
+    if path == CHAT_PATH and not isinstance(body.get("messages"), list):
+        raise InvalidRequest("The field 'messages' is required and must be a list.", "messages")
+    if path == COMPLETIONS_PATH and "prompt" not in body and "prompt_embeds" not in body:
+        raise InvalidRequest("The field 'prompt' is required.", "prompt")

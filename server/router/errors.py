@@ -1,0 +1,95 @@
+"""What can go wrong in the router, and the one shape in which a client hears of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from bidikv_server.router.core.engines import Role
+
+
+class RouterFault(Exception):  # noqa: N818
+    """A turn that the router has to refuse or give up.
+
+    Attributes:
+        status: HTTP status, if nothing was sent yet.
+        code: Machine-readable cause.
+        kind: OpenAI's error type.
+        param: The body field at fault, if one is.
+        retry_after_s: When another try may go better; None says nothing about it.
+    """
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    kind: ClassVar[str] = "server_error"
+    retry_after_s: ClassVar[int | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+
+class BadRequest(RouterFault):
+    """The client has to change its request."""
+
+    status, code, kind = 400, "invalid_request", "invalid_request_error"
+
+
+class NotFound(RouterFault):
+    """No such endpoint."""
+
+    status, code, kind = 404, "not_found", "invalid_request_error"
+
+
+class MethodNotAllowed(RouterFault):
+    """The endpoint exists, the method does not."""
+
+    status, code, kind = 405, "method_not_allowed", "invalid_request_error"
+
+
+class BodyTooLarge(RouterFault):
+    """The request body is above the limit."""
+
+    status, code, kind = 413, "request_too_large", "invalid_request_error"
+
+
+class NoEngineAvailable(RouterFault):
+    """No engine of a needed role is up."""
+
+    status, code, retry_after_s = 503, "no_engine_available", 1
+
+    def __init__(self, role: Role) -> None:
+        super().__init__(f"No healthy {role} engine is available.")
+
+
+class UpstreamFault(RouterFault):
+    """An engine's connection failed; nothing says whether the engine worked on the request."""
+
+    status, code = 502, "engine_failed"
+
+
+class UpstreamConnectFailed(UpstreamFault):
+    """An engine could not be reached at all."""
+
+    code = "engine_unreachable"
+
+
+class UpstreamTimedOut(UpstreamFault):
+    """An engine did not answer in time."""
+
+    status, code = 504, "engine_timed_out"
+
+
+def error_bytes(fault: RouterFault) -> bytes:
+    """The body of an error answer."""
+    return json.dumps(fault.body()).encode()
+
+
+def error_event(fault: RouterFault) -> bytes:
+    """The error as a server-sent event, for a stream that has begun."""
+    return b"data: " + error_bytes(fault) + b"\n\n"

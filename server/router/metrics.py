@@ -1,0 +1,87 @@
+"""The router's Prometheus metrics: names, units and buckets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bidikv.headers import ReuseHeader
+    from bidikv_server.router.core.engines import EngineSnapshot
+
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class RouterMetrics:
+    """All metrics of one router, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.turns = Counter(
+            "bidikv_router_turns",
+            "Turns answered, by the reason of their reuse.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.failed_turns = Counter(
+            "bidikv_router_failed_turns",
+            "Turns without a clean end, by cause.",
+            ["cause"],
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "bidikv_router_prompt_tokens",
+            "Prompt tokens by where their KV came from: remote (decode), local (prefill's cache) or computed.",
+            ["source"],
+            registry=self.registry,
+        )
+        self.retries = Counter(
+            "bidikv_router_retries", "Legs tried again elsewhere, by leg.", ["leg"], registry=self.registry
+        )
+        self.leg_seconds = Histogram(
+            "bidikv_router_leg_seconds",
+            "Duration of a leg, by leg and outcome.",
+            ["leg", "outcome"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.ttft_seconds = Histogram(
+            "bidikv_router_ttft_seconds",
+            "From the whole request to the first byte of the answer's body.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.engine_up = Gauge(
+            "bidikv_router_engine_up",
+            "Whether an engine may take legs.",
+            ["role", "engine"],
+            registry=self.registry,
+        )
+        self.conversations = Gauge(
+            "bidikv_router_conversations", "Conversations remembered.", registry=self.registry
+        )
+        self.in_flight = Gauge("bidikv_router_turns_in_flight", "Turns running now.", registry=self.registry)
+
+    def turn_answered(self, reuse: ReuseHeader) -> None:
+        """Count a turn that ended cleanly."""
+        self.turns.labels(reuse.reason).inc()
+        for source, count in (
+            ("remote", reuse.remote_tokens),
+            ("local", reuse.local_tokens),
+            ("computed", reuse.computed_tokens),
+        ):
+            if count is not None:
+                self.tokens.labels(source).inc(count)
+
+    def show_engines(self, engines: Iterable[EngineSnapshot]) -> None:
+        """Set the engines' gauges to what is known now."""
+        for engine in engines:
+            self.engine_up.labels(engine.role, engine.url).set(engine.healthy)
+
+    def render(self) -> bytes:
+        """Text exposition."""
+        return generate_latest(self.registry)

@@ -1,0 +1,97 @@
+"""Background probes: which engines are up, and where decode engines' retention indexes are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from bidikv_server import wire
+from bidikv_server.router.core.engines import IndexInfo, Role
+from bidikv_server.router.errors import UpstreamFault
+
+if TYPE_CHECKING:
+    from bidikv_server.router.core.engines import EngineTable
+    from bidikv_server.router.core.ids import EngineUrl
+    from bidikv_server.router.upstream import EngineClient
+
+_log = logging.getLogger(__name__)
+_ADDRESS: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
+
+
+def parse_index_info(exposition: str) -> tuple[IndexInfo, ...]:
+    """The retention indexes that a decode engine publishes among its metrics, by data-parallel rank.
+
+    Only the lines of this one metric are parsed: an engine writes hundreds of others.
+    """
+    lines = [line for line in exposition.splitlines() if line.startswith(wire.INDEX_INFO_METRIC + "{")]
+    found: dict[str, IndexInfo] = {}
+    try:
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for sample in family.samples:
+                address = sample.labels.get("address", "")
+                if sample.value > 0 and _ADDRESS.fullmatch(address):
+                    found[sample.labels.get("engine", "")] = IndexInfo(
+                        sample.labels.get("engine_id", ""), address
+                    )
+    except ValueError:
+        _log.warning("a decode engine's %s cannot be read", wire.INDEX_INFO_METRIC)
+        return ()
+    return tuple(found[rank] for rank in sorted(found, key=lambda rank: (len(rank), rank)))
+
+
+class Prober:
+    """Asks every engine in turn, for ever."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        engines: EngineTable,
+        *,
+        interval_s: float,
+        timeout_s: float,
+    ) -> None:
+        self._client = client
+        self._engines = engines
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+
+    async def probe_all(self) -> None:
+        """One round over all engines at once."""
+        async with asyncio.TaskGroup() as group:
+            for role in Role:
+                for engine in self._engines.snapshots(role):
+                    group.create_task(self._probe(engine.url, role))
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                await self.probe_all()
+            except Exception:  # noqa: BLE001  # a top loop: if it ends, no engine is ever seen to come or go again
+                _log.exception("probing failed")
+
+    async def _probe(self, url: EngineUrl, role: Role) -> None:
+        try:
+            health = await self._client.get(url, "/health", timeout_s=self._timeout_s)
+            passed = health.status == 200
+            indexes = await self._indexes(url) if passed and role is Role.DECODE else None
+        except UpstreamFault:
+            passed, indexes = False, None
+        if passed:
+            if self._engines.probe_passed(url, role, indexes):
+                _log.info("%s engine %s is up", role, url)
+        elif self._engines.probe_failed(url, role):
+            _log.warning("%s engine %s is down", role, url)
+
+    async def _indexes(self, url: EngineUrl) -> tuple[IndexInfo, ...] | None:
+        """None keeps what was known: a slow metrics page says nothing about the index."""
+        try:
+            answer = await self._client.get(url, "/metrics", timeout_s=self._timeout_s)
+        except UpstreamFault:
+            return None
+        return parse_index_info(answer.body.decode("utf-8", "replace")) if answer.status == 200 else None

@@ -1,0 +1,127 @@
+"""Passing a decode engine's answer on: bytes untouched, watched as they go, and never a silent end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bidikv_server.router.core.answers import conceal_transfer
+from bidikv_server.router.core.sse import SseScanner
+from bidikv_server.router.errors import RouterFault, UpstreamFault, error_event
+from bidikv_server.router.upstream import Answer, StreamedAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bidikv_server.router.replies import Reply
+
+
+class LegFailed(Exception):  # noqa: N818
+    """A leg failed before the client saw anything.
+
+    Attributes:
+        fault: What to tell the client if nothing else helps.
+        answer: The engine's own error answer, which is better to tell; None if it gave none.
+    """
+
+    def __init__(self, fault: RouterFault, answer: Answer | None = None) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+        self.answer = answer
+
+
+class RefusedByEngine(Exception):  # noqa: N818
+    """An engine says that the request itself is wrong: the client gets its answer as it is."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(f"status {answer.status}")
+        self.answer = answer
+
+
+def check_answer(answer: Answer) -> None:
+    """Sort out an engine's whole answer.
+
+    Raises:
+        RefusedByEngine: The request is at fault.
+        LegFailed: The engine is at fault.
+    """
+    if answer.status >= 500:
+        raise LegFailed(UpstreamFault(f"An engine answered with status {answer.status}."), answer)
+    if answer.status != 200:
+        raise RefusedByEngine(answer)
+    if not answer.body:
+        raise LegFailed(UpstreamFault("An engine answered with nothing."))
+
+
+async def relay(
+    answer: StreamedAnswer, reply: Reply, on_success: Callable[[], None], *, last_resort: bool
+) -> str | None:
+    """Pass an answer on.
+
+    Args:
+        answer: The engine's answer.
+        reply: Where it goes.
+        on_success: Called once the engine has ended its answer well, before the client can know. A client that has
+            seen the end may hang up or send its next turn at once, and must find this one recorded.
+        last_resort: Pass a stream on even if it begins with an error.
+
+    Returns:
+        None after a complete success, else the cause of the failure that the client was shown.
+
+    Raises:
+        RefusedByEngine: The request is at fault; the client saw nothing yet.
+        LegFailed: The engine is at fault; the client saw nothing yet.
+        UpstreamFault: The connection is at fault; the client saw nothing yet.
+    """
+    if answer.status == 200 and answer.is_event_stream:
+        return await _relay_events(answer, reply, on_success, last_resort=last_resort)
+    whole = Answer(answer.status, answer.headers, await answer.read())
+    check_answer(whole)
+    on_success()
+    await reply.whole(whole.status, whole.headers, conceal_transfer(whole.body))
+    return None
+
+
+async def _relay_events(
+    answer: StreamedAnswer, reply: Reply, on_success: Callable[[], None], *, last_resort: bool
+) -> str | None:
+    if not answer.first:
+        raise LegFailed(UpstreamFault("The engine's stream ended before its first byte."))
+    scanner = SseScanner()
+    scanner.feed(answer.first)
+    if scanner.saw_error and not last_resort:
+        whole = Answer(answer.status, answer.headers, await answer.read())
+        raise LegFailed(UpstreamFault("The engine's stream began with an error."), whole)
+    if scanner.ended_well:
+        on_success()
+    await reply.start(answer.status, answer.headers)
+    await reply.write(answer.first)
+    fault = await _pump(answer, scanner, reply, on_success)
+    if fault is not None:
+        gap = b"" if scanner.at_event_boundary else b"\n\n"
+        await reply.write(gap + error_event(fault))
+    await reply.end()
+    if fault is not None:
+        return "mid_stream"
+    return None if scanner.ended_well else "engine_error_event"
+
+
+async def _pump(
+    answer: StreamedAnswer, scanner: SseScanner, reply: Reply, on_success: Callable[[], None]
+) -> RouterFault | None:
+    """Pass the rest of a stream on, chunk by chunk; what went wrong, if the client cannot see it in the stream."""
+    known = scanner.ended_well
+    try:
+        async for chunk in answer.rest:
+            scanner.feed(chunk)
+            if scanner.ended_well and not known:
+                known = True
+                on_success()
+            await reply.write(chunk)
+    except UpstreamFault as fault:
+        return None if scanner.saw_done else fault
+    scanner.end()
+    if scanner.ended_well and not known:
+        on_success()
+    if scanner.saw_done or scanner.saw_error:
+        return None
+    return UpstreamFault("The engine's stream ended early.")

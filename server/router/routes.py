@@ -1,0 +1,129 @@
+"""The router's endpoints."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any, Final
+
+from bidikv_server.router.core.engines import EngineTable, Role
+from bidikv_server.router.core.ids import accept_request_id
+from bidikv_server.router.core.requests import InvalidRequest, read_request
+from bidikv_server.router.errors import BadRequest, BodyTooLarge, NoEngineAvailable
+from bidikv_server.router.metrics import CONTENT_TYPE, RouterMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bidikv_server.router.core.engines import EngineSnapshot
+    from bidikv_server.router.replies import Receive, Reply, Scope
+    from bidikv_server.router.settings import RouterSettings
+    from bidikv_server.router.turns import TurnService
+    from bidikv_server.router.upstream import EngineClient
+
+_PASSED_ON: Final = ("authorization", "traceparent", "tracestate")
+"""Client headers that engines get as they are."""
+
+
+class ClientGone(Exception):  # noqa: N818
+    """The client closed the connection."""
+
+
+class Routes:
+    """One method per endpoint."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        engines: EngineTable,
+        client: EngineClient,
+        metrics: RouterMetrics,
+        turns: TurnService,
+    ) -> None:
+        self._settings = settings
+        self._engines = engines
+        self._client = client
+        self._metrics = metrics
+        self._turns = turns
+
+    async def turn(self, scope: Scope, raw: bytes, reply: Reply) -> None:
+        """POST /v1/chat/completions and /v1/completions."""
+        headers = headers_of(scope)
+        request_id = accept_request_id(headers.get("x-request-id")) or uuid.uuid4().hex
+        reply.extra[b"x-request-id"] = request_id.encode()
+        try:
+            request = read_request(scope["path"], raw, headers)
+        except InvalidRequest as invalid:
+            raise BadRequest(str(invalid), param=invalid.param) from invalid
+        passed_on = {name: headers[name] for name in _PASSED_ON if name in headers}
+        with self._metrics.in_flight.track_inprogress():
+            await self._turns.serve(request, {**passed_on, "X-Request-Id": request_id}, reply)
+
+    async def models(self, scope: Scope, _raw: bytes, reply: Reply) -> None:
+        """GET /v1/models, as a decode engine answers it."""
+        engine = next((e for e in self._engines.snapshots(Role.DECODE) if e.healthy), None)
+        if engine is None:
+            raise NoEngineAvailable(Role.DECODE)
+        headers = headers_of(scope)
+        answer = await self._client.get(
+            engine.url,
+            "/v1/models",
+            timeout_s=self._settings.connect_timeout_s + self._settings.probe_timeout_s,
+            headers={name: headers[name] for name in _PASSED_ON if name in headers},
+        )
+        await reply.whole(answer.status, answer.headers, answer.body)
+
+    async def health(self, _scope: Scope, _raw: bytes, reply: Reply) -> None:
+        """GET /health: 200 while at least one engine of each role is up."""
+        roles = {role: self._engines.snapshots(role) for role in Role}
+        up = all(any(engine.healthy for engine in engines) for engines in roles.values())
+        detail = {role.value: [_describe(engine) for engine in engines] for role, engines in roles.items()}
+        await reply.json(200 if up else 503, {"status": "ok" if up else "unavailable", **detail})
+
+    async def metrics(self, _scope: Scope, _raw: bytes, reply: Reply) -> None:
+        """GET /metrics in Prometheus' text format."""
+        for role in Role:
+            self._metrics.show_engines(self._engines.snapshots(role))
+        await reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics.render())
+
+
+def headers_of(scope: Scope) -> Mapping[str, str]:
+    """Request headers by lower-case name; of repeated ones the first."""
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+    return headers
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    """The request's body.
+
+    Raises:
+        BodyTooLarge: It is above the limit, or says it will be.
+        ClientGone: It will not come.
+    """
+    declared = headers_of(scope).get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit_bytes:
+        raise _too_large(limit_bytes)
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > limit_bytes:
+            raise _too_large(limit_bytes)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def _too_large(limit_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body is larger than {limit_bytes} bytes.")
+
+
+def _describe(engine: EngineSnapshot) -> dict[str, Any]:
+    described: dict[str, Any] = {"url": engine.url, "healthy": engine.healthy, "in_flight": engine.in_flight}
+    if engine.role is Role.DECODE:
+        described["index"] = [index.address for index in engine.indexes]
+    return described

@@ -1,0 +1,177 @@
+"""The router's settings: a TOML file, `BIDIKV_ROUTER_*` variables and explicit overrides, checked once at start."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pydantic_settings import PydanticBaseSettingsSource
+
+ENV_PREFIX: Final = "BIDIKV_ROUTER_"
+_ENGINE_URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[^/\s:@?#\[\]]+)(?::\d{1,5})?")
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used; the message is one line and names the offending key."""
+
+
+class RouterSettings(BaseSettings):
+    """Everything the router can be told. Constructing it reads no file and no environment: `load` does."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, use_attribute_docstrings=True
+    )
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    prefill: Annotated[tuple[str, ...], NoDecode] = Field(default=(), min_length=1, validate_default=True)
+    """Base URLs of the prefill engines, without a path; in the environment separated by commas."""
+    decode: Annotated[tuple[str, ...], NoDecode] = Field(default=(), min_length=1, validate_default=True)
+    """Base URLs of the decode engines, without a path; in the environment separated by commas."""
+
+    readback: bool = True
+    """False serves plain disaggregation: no readback sources, nothing retained."""
+    prefill_fallback: bool = True
+    """Answer on decode alone when no prefill engine can take the request; False answers with an error."""
+    default_ttl_s: float = Field(default=480.0, ge=0, allow_inf_nan=False)
+    """How long decode retains a turn when the client gives no hint, in seconds."""
+    max_ttl_s: float = Field(default=480.0, ge=0, allow_inf_nan=False)
+    """The most a client's hint may ask for, in seconds; keep it at or below the engines' own limit."""
+
+    connect_timeout_s: Seconds = 5.0
+    """To open a connection to an engine, in seconds."""
+    prefill_timeout_s: Seconds = 300.0
+    """For the whole prefill leg, in seconds."""
+    first_byte_timeout_s: Seconds = 300.0
+    """From sending a streamed decode leg to the first byte of its body, in seconds."""
+    decode_timeout_s: Seconds = 900.0
+    """The same for an answer that is not streamed: its first byte comes after its last token."""
+    idle_timeout_s: Seconds = 120.0
+    """Between two reads of a decode leg's body, in seconds."""
+    probe_interval_s: Seconds = 2.0
+    """Between two probes of one engine, in seconds."""
+    probe_timeout_s: Seconds = 2.0
+    """For one probe, in seconds."""
+    probe_failures: int = Field(default=2, ge=1)
+    """Probes that must fail in a row before an engine counts as down."""
+    shutdown_grace_s: Seconds = 30.0
+    """How long running turns may go on after a stop signal, in seconds."""
+
+    max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
+    """Largest request body, in bytes."""
+    max_conversations: int = Field(default=20_000, ge=1)
+    """Conversations remembered (about 1 KiB per turn); the least recently used one goes first."""
+    max_turns: int = Field(default=64, ge=1)
+    """Turns remembered per conversation; the oldest one goes first."""
+    conversation_idle_s: Seconds = 3600.0
+    """A conversation without a turn for this long is forgotten, in seconds."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe log line written."""
+
+    @field_validator("prefill", "decode", mode="before")
+    @classmethod
+    def _split_urls(cls, value: Any) -> Any:
+        return (
+            tuple(part.strip() for part in value.split(",") if part.strip())
+            if isinstance(value, str)
+            else value
+        )
+
+    @field_validator("prefill", "decode")
+    @classmethod
+    def _check_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        urls = tuple(url.rstrip("/") for url in urls)
+        for url in urls:
+            if not _ENGINE_URL.fullmatch(url):
+                raise ValueError(f"{url!r} is not an engine's base URL (http://host:port)")
+        if len(set(urls)) != len(urls):
+            raise ValueError("an engine is listed twice")
+        return urls
+
+    @model_validator(mode="after")
+    def _check_ttl(self) -> Self:
+        if self.default_ttl_s > self.max_ttl_s:
+            raise ValueError(
+                f"default_ttl_s ({self.default_ttl_s:g}) is above max_ttl_s ({self.max_ttl_s:g})"
+            )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take explicit values only, so that a test or an embedding program gets what it wrote."""
+        return (init_settings,)
+
+    @classmethod
+    def load(cls, path: Path | None = None, **overrides: Any) -> Self:
+        """Read the settings: overrides win over the environment, which wins over the file.
+
+        Args:
+            path: TOML file with the field names as top-level keys.
+            overrides: Field values; None means "not given".
+
+        Raises:
+            SettingsError: The file, a variable or a value is wrong.
+        """
+        values = _read_toml(path) if path is not None else {}
+        values |= _read_environment(cls)
+        values |= {key: value for key, value in overrides.items() if value is not None}
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise SettingsError(_describe(error)) from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from None
+
+
+def _read_environment(cls: type[RouterSettings]) -> dict[str, Any]:
+    _reject_unknown_variables(cls, os.environ)
+    return EnvSettingsSource(cls)()
+
+
+def _reject_unknown_variables(cls: type[RouterSettings], environ: Mapping[str, str]) -> None:
+    for name in sorted(environ):
+        key = name.upper().removeprefix(ENV_PREFIX)
+        if name.upper().startswith(ENV_PREFIX) and key.lower() not in cls.model_fields:
+            raise SettingsError(f"{name}: unknown setting")
+
+
+def _describe(error: ValidationError) -> str:
+    """All problems in one line, each with its key first."""
+    return "; ".join(_describe_one(dict(detail)) for detail in error.errors(include_url=False))
+
+
+def _describe_one(detail: dict[str, Any]) -> str:
+    key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return f"{key}: unknown setting"
+    if detail["type"] == "too_short":
+        return f"{key}: at least one engine URL is needed"
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{key}: {message}" if key else message

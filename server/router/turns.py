@@ -1,0 +1,290 @@
+"""A turn from plan to last byte: prefill leg, decode leg, and what to do when one of them fails.
+
+Until the client has seen a byte, a failed leg is tried elsewhere; after that, a failure ends the stream with an error
+event. Only a turn that ended cleanly takes its place in the conversation table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from bidikv.headers import REUSE_HEADER, SESSION_HEADER
+from bidikv_server import wire
+from bidikv_server.reasons import Reason
+from bidikv_server.router.core.accounts import (
+    NOTHING_KNOWN,
+    PrefillAnswer,
+    read_prefill_answer,
+    with_reason,
+)
+from bidikv_server.router.core.bodies import can_disaggregate, decode_body, decode_params, prefill_body
+from bidikv_server.router.core.conversations import Holder, Match
+from bidikv_server.router.core.engines import EngineTable, Role
+from bidikv_server.router.core.ids import salt_of
+from bidikv_server.router.core.policy import Excluded, NoHealthyEngine, Retention, RoutePlan, plan_route
+from bidikv_server.router.errors import (
+    NoEngineAvailable,
+    UpstreamConnectFailed,
+    UpstreamFault,
+)
+from bidikv_server.router.relay import LegFailed, RefusedByEngine, check_answer, relay
+from bidikv_server.router.upstream import EngineClient, StreamWaits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bidikv.headers import ReuseHeader
+    from bidikv_server.router.core.conversations import ConversationTable
+    from bidikv_server.router.core.engines import EngineSnapshot
+    from bidikv_server.router.core.requests import TurnRequest
+    from bidikv_server.router.metrics import RouterMetrics
+    from bidikv_server.router.replies import Reply
+    from bidikv_server.router.settings import RouterSettings
+
+_log = logging.getLogger(__name__)
+_SESSION = b"x-bidikv-session"
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One turn under way.
+
+    Attributes:
+        request: What the client asks for.
+        match: Its place among the known turns.
+        engine_headers: Headers for both legs.
+        started_s: When the request was complete.
+        retain_s: How long decode is to keep it.
+        excluded: Engines that failed it.
+        alone: Why it runs on decode alone, once that is decided.
+        failure: What went wrong last.
+        done: The answer is complete.
+    """
+
+    request: TurnRequest
+    match: Match
+    engine_headers: dict[str, str]
+    started_s: float
+    retain_s: float
+    alone: Reason | None
+    excluded: Excluded = field(default_factory=Excluded)
+    failure: LegFailed | None = None
+    done: bool = False
+
+
+class TurnService:
+    """Serves turns."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        engines: EngineTable,
+        table: ConversationTable,
+        client: EngineClient,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._settings = settings
+        self._engines = engines
+        self._table = table
+        self._client = client
+        self._metrics = metrics
+        self._retention = Retention(settings.default_ttl_s, settings.max_ttl_s)
+
+    async def serve(self, request: TurnRequest, passed_on: dict[str, str], reply: Reply) -> None:
+        """Answer one request.
+
+        Args:
+            request: What the client asks for.
+            passed_on: Client headers that engines get as they are.
+            reply: Where the answer goes.
+
+        Raises:
+            RouterFault: The turn could not be served and nothing was sent.
+        """
+        turn = self._begin(request, passed_on)
+        reply.extra[_SESSION] = turn.match.key.encode()
+        try:
+            await self._attempts(turn, reply)
+        except asyncio.CancelledError:
+            if not turn.done:
+                self._count_failure("client_gone")
+            raise
+        except RefusedByEngine as refused:
+            self._count_failure("refused_by_engine")
+            await reply.whole(refused.answer.status, refused.answer.headers, refused.answer.body)
+        except LegFailed as failed:
+            self._count_failure(failed.fault.code)
+            if failed.answer is None:
+                raise failed.fault from failed
+            await reply.whole(failed.answer.status, failed.answer.headers, failed.answer.body)
+
+    def _begin(self, request: TurnRequest, passed_on: dict[str, str]) -> _Turn:
+        now_s = time.monotonic()
+        match = self._table.find(request.scope, request.session, request.chain, now_s)
+        readback = self._settings.readback and request.readback
+        return _Turn(
+            request=request,
+            match=match,
+            engine_headers={**passed_on, SESSION_HEADER: match.key, "Content-Type": "application/json"},
+            started_s=now_s,
+            retain_s=self._retention.seconds(request.turn, readback=readback),
+            alone=None if can_disaggregate(request.body) else Reason.UNSUPPORTED,
+        )
+
+    async def _attempts(self, turn: _Turn, reply: Reply) -> None:
+        """Try until an engine pair answers; every failed attempt leaves one engine or one option less."""
+        while True:
+            plan = self._plan(turn)
+            try:
+                answer = await self._prefill(turn, plan)
+                await self._decode(turn, plan, answer, reply)
+            except LegFailed as failed:
+                turn.failure = failed
+            else:
+                return
+
+    def _plan(self, turn: _Turn) -> RoutePlan:
+        try:
+            return plan_route(
+                turn.match,
+                [*self._engines.snapshots(Role.PREFILL), *self._engines.snapshots(Role.DECODE)],
+                readback=self._settings.readback and turn.request.readback,
+                alone=turn.alone,
+                prefill_required=not self._settings.prefill_fallback,
+                excluded=turn.excluded,
+            )
+        except NoHealthyEngine as error:
+            if turn.failure is not None:
+                raise turn.failure from error
+            raise NoEngineAvailable(error.role) from error
+
+    async def _prefill(self, turn: _Turn, plan: RoutePlan) -> PrefillAnswer:
+        if plan.prefill is None:
+            return NOTHING_KNOWN
+        params = wire.prefill_leg(
+            conversation=turn.match.key, salt=salt_of(turn.request.scope), sources=list(plan.sources)
+        )
+        with self._leg(turn, plan.prefill):
+            answer = await self._client.post(
+                plan.prefill.url,
+                turn.request.path,
+                body=prefill_body(turn.request, params),
+                headers=turn.engine_headers,
+                timeout_s=self._settings.prefill_timeout_s,
+            )
+            check_answer(answer)
+            try:
+                return read_prefill_answer(answer.body)
+            except ValueError as error:
+                raise LegFailed(
+                    UpstreamFault(f"Engine {plan.prefill.url} gave an unreadable answer.")
+                ) from error
+
+    async def _decode(self, turn: _Turn, plan: RoutePlan, prefilled: PrefillAnswer, reply: Reply) -> None:
+        params = decode_params(
+            prefilled.handle,
+            conversation=turn.match.key,
+            salt=salt_of(turn.request.scope),
+            retain_s=turn.retain_s,
+        )
+        reuse = with_reason(prefilled.reuse, plan.reason)
+        reply.extra[REUSE_HEADER.encode()] = reuse.format().encode()
+        with self._leg(turn, plan.decode, had_handle=params is not None):
+            async with self._client.stream(
+                plan.decode.url,
+                turn.request.path,
+                body=decode_body(turn.request, params),
+                headers=turn.engine_headers,
+                waits=self._waits(turn),
+            ) as answer:
+                if answer.status == 200:
+                    self._metrics.ttft_seconds.observe(time.monotonic() - turn.started_s)
+                failure = await relay(
+                    answer,
+                    reply,
+                    lambda: self._succeeded(turn, plan, reuse),
+                    last_resort=turn.failure is not None,
+                )
+        if failure is not None:
+            self._count_failure(failure)
+        _log.info(
+            "turn %s: conversation=%s failure=%s %s prefill=%s decode=%s seconds=%.3f",
+            turn.engine_headers.get("X-Request-Id"),
+            turn.match.key,
+            failure,
+            reuse.format(),
+            plan.prefill.url if plan.prefill else None,
+            plan.decode.url,
+            time.monotonic() - turn.started_s,
+        )
+
+    def _waits(self, turn: _Turn) -> StreamWaits:
+        streamed = bool(turn.request.body.get("stream"))
+        first_byte_s = self._settings.first_byte_timeout_s if streamed else self._settings.decode_timeout_s
+        return StreamWaits(first_byte_s, self._settings.idle_timeout_s)
+
+    def _succeeded(self, turn: _Turn, plan: RoutePlan, reuse: ReuseHeader) -> None:
+        """Record a turn. One that ran alone left nothing retained, so it hides no earlier turn that did."""
+        turn.done = True
+        self._metrics.turn_answered(reuse)
+        if turn.request.recorded and (plan.prefill is not None or turn.match.home is None):
+            self._table.commit(turn.match, Holder(plan.decode.url, plan.decode.indexes), time.monotonic())
+            self._metrics.conversations.set(len(self._table))
+
+    @contextlib.contextmanager
+    def _leg(self, turn: _Turn, engine: EngineSnapshot, *, had_handle: bool = False) -> Iterator[None]:
+        """Count a leg in and out, and turn its failure into one engine or option less for this turn."""
+        started_s, outcome = time.monotonic(), "cancelled"
+        self._engines.leg_started(engine.url, engine.role)
+        try:
+            yield
+            outcome = "ok"
+        except UpstreamFault as fault:
+            outcome = fault.code
+            if isinstance(fault, UpstreamConnectFailed) and self._engines.connect_failed(
+                engine.url, engine.role
+            ):
+                _log.warning("%s engine %s is down: %s", engine.role, engine.url, fault)
+            self._give_up(turn, engine, LegFailed(fault), had_handle=False)
+        except LegFailed as failed:
+            outcome = "failed"
+            self._give_up(turn, engine, failed, had_handle=had_handle)
+        except RefusedByEngine:
+            outcome = "refused"
+            raise
+        finally:
+            self._engines.leg_ended(engine.url, engine.role)
+            self._metrics.leg_seconds.labels(engine.role, outcome).observe(time.monotonic() - started_s)
+
+    def _give_up(self, turn: _Turn, engine: EngineSnapshot, failed: LegFailed, *, had_handle: bool) -> None:
+        """Leave an engine out of this turn's next attempt.
+
+        A decode engine that answers but fails with a handle may have failed at pulling. If it is the only one left,
+        it gets the request once more without a handle.
+        """
+        _log.warning(
+            "turn %s: %s leg failed: %s", turn.engine_headers.get("X-Request-Id"), engine.role, failed
+        )
+        self._metrics.retries.labels(engine.role).inc()
+        excluded = turn.excluded
+        if engine.role is Role.PREFILL:
+            turn.excluded = replace(excluded, prefill=excluded.prefill | {engine.url})
+        elif had_handle and self._settings.prefill_fallback and not self._has_other_decode(turn, engine):
+            turn.alone = Reason.TRANSFER_FAILED
+        else:
+            turn.excluded = replace(excluded, decode=excluded.decode | {engine.url})
+        raise failed
+
+    def _has_other_decode(self, turn: _Turn, engine: EngineSnapshot) -> bool:
+        return any(
+            other.healthy and other.url != engine.url and other.url not in turn.excluded.decode
+            for other in self._engines.snapshots(Role.DECODE)
+        )
+
+    def _count_failure(self, cause: str) -> None:
+        self._metrics.failed_turns.labels(cause).inc()

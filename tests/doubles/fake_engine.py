@@ -1,0 +1,250 @@
+"""A vLLM lookalike: an ASGI app that speaks OpenAI's endpoints and `kv_transfer_params`, and fails on request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+
+CHAT_EVENTS = (
+    b'data: {"id":"c1","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n',
+    b'data: {"id":"c1","choices":[{"index":0,"delta":{"content":"Hello"}}]}\n\n',
+    b'data: {"id":"c1","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n',
+    b"data: [DONE]\n\n",
+)
+CHAT_ANSWER = (
+    b'{"id":"c1","choices":[{"index":0,"message":{"role":"assistant","content":"Hello"},"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":9},"kv_transfer_params":null}'
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request that reached the engine."""
+
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+    @property
+    def params(self) -> dict[str, Any] | None:
+        return self.body.get("kv_transfer_params")
+
+    @property
+    def ours(self) -> dict[str, Any]:
+        return (self.params or {}).get("bidikv", {})
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How the next request goes wrong.
+
+    Attributes:
+        status: Answer with this status and `body`.
+        hang: Say nothing until the peer leaves.
+        cut_after: Close the connection after that many chunks of the body.
+        end_after: End the body properly, but after that many chunks only.
+    """
+
+    status: int = 200
+    body: bytes = b'{"error":{"message":"broken engine","type":"server_error","code":500}}'
+    hang: bool = False
+    cut_after: int | None = None
+    end_after: int | None = None
+
+
+@dataclass
+class FakeEngine:
+    """Both roles in one: a request with `do_remote_decode` is a prefill leg, any other one is answered.
+
+    Attributes:
+        name: Makes handles tell their engine.
+        healthy: What `GET /health` says.
+        index_lines: Extra lines of `GET /metrics`.
+        account: What the prefill leg tells about reuse; None tells nothing, like a stock engine.
+        with_handle: The prefill leg offers something to pull.
+        events: Chunks of a streamed answer.
+        answer: Body of a whole answer.
+        gate: Waited for after chunk number `gate_at` of every answer.
+        seen: Every POST, in order.
+        aborted: How many requests were left by their peer before the end.
+        failures: How the next POSTs go wrong; None lets one pass.
+    """
+
+    name: str = "engine"
+    healthy: bool = True
+    index_lines: str = ""
+    account: dict[str, Any] | None = field(
+        default_factory=lambda: {
+            "v": 1, "reason": "hit", "prompt_tokens": 100, "remote_tokens": 64, "local_tokens": 16,
+            "computed_tokens": 20, "diverged_at_token": None,
+        }
+    )  # fmt: skip
+    with_handle: bool = True
+    events: tuple[bytes, ...] = CHAT_EVENTS
+    answer: bytes = CHAT_ANSWER
+    gate: asyncio.Event | None = None
+    gate_at: int = 0
+    seen: list[Seen] = field(default_factory=list)
+    aborted: int = 0
+    failures: deque[Failure | None] = field(default_factory=deque)
+    _ids: Any = field(default_factory=itertools.count)
+
+    def publish_index(self, engine_id: str, *addresses: str) -> None:
+        """Publish retention indexes, one per data-parallel rank, after some other metrics."""
+        self.index_lines = "vllm:num_requests_running 0.0\n# TYPE bidikv:index_info gauge\n" + "".join(
+            f'bidikv:index_info{{address="{address}",engine="{rank}",engine_id="{engine_id}-{rank}"}} 1.0\n'
+            for rank, address in enumerate(addresses)
+        )
+
+    @property
+    def answered(self) -> list[Seen]:
+        return [seen for seen in self.seen if not (seen.params or {}).get("do_remote_decode")]
+
+    @property
+    def prefilled(self) -> list[Seen]:
+        return [seen for seen in self.seen if (seen.params or {}).get("do_remote_decode")]
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] == "lifespan":
+            return
+        if scope["method"] == "GET":
+            await self._get(scope["path"], send)
+            return
+        raw = b""
+        while True:
+            message = await receive()
+            raw += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        seen = Seen(scope["path"], headers, json.loads(raw))
+        self.seen.append(seen)
+        failure = self.failures.popleft() if self.failures else None
+        work = asyncio.ensure_future(self._post(seen, failure or Failure(), send))
+        gone = asyncio.ensure_future(_gone(receive))
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            self.aborted += 1
+        for task in (work, gone):
+            task.cancel()
+        _, pending = await asyncio.wait((work, gone))
+        assert not pending
+        if not work.cancelled() and work.exception() is not None:
+            raise work.exception()
+
+    async def _get(self, path: str, send) -> None:
+        if path == "/health":
+            await _whole(send, 200 if self.healthy else 503, b"")
+        elif path == "/metrics":
+            await _whole(send, 200, self.index_lines.encode(), b"text/plain")
+        else:
+            await _whole(send, 200, b'{"object": "list",  "data": []}')
+
+    async def _post(self, seen: Seen, failure: Failure, send) -> None:
+        if failure.hang:
+            await asyncio.Event().wait()
+        if failure.status != 200:
+            await _whole(send, failure.status, failure.body)
+        elif (seen.params or {}).get("do_remote_decode"):
+            await self._body(send, b"application/json", (json.dumps(self._prefill(seen)).encode(),), failure)
+        elif seen.body.get("stream"):
+            await self._body(send, b"text/event-stream; charset=utf-8", self.events, failure)
+        else:
+            await self._body(send, b"application/json", (self.answer,), failure)
+
+    def _prefill(self, seen: Seen) -> dict[str, Any]:
+        handle = {
+            "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": self.name,
+            "remote_block_ids": [[1, 2, 3]], "remote_request_id": f"{self.name}-{next(self._ids)}",
+        }  # fmt: skip
+        params: dict[str, Any] | None = handle if self.with_handle else None
+        if params is not None and self.account is not None:
+            params["bidikv"] = self.account
+        return {"id": "p", "choices": [], "usage": {"prompt_tokens": 77}, "kv_transfer_params": params}
+
+    async def _body(self, send, content_type: bytes, chunks: tuple[bytes, ...], failure: Failure) -> None:
+        headers = [(b"content-type", content_type), (b"x-engine", self.name.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for number, chunk in enumerate(chunks):
+            if number == failure.cut_after:
+                raise ConnectionAbortedError("cut on request")
+            if number == failure.end_after:
+                break
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if number == self.gate_at and self.gate is not None:
+                await self.gate.wait()
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _gone(receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _whole(send, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type)]}
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves the test process's signals alone and stops as soon as it is told to."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stop = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.stop.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(*apps, lifespan: str = "off"):
+    """Run ASGI apps on free loopback ports; yields their base URLs."""
+    with contextlib.ExitStack() as stack:
+        servers, tasks, urls = [], [], []
+        for app in apps:
+            sock = stack.enter_context(socket.socket(proto=socket.IPPROTO_TCP))
+            sock.bind(("127.0.0.1", 0))
+            urls.append(f"http://127.0.0.1:{sock.getsockname()[1]}")
+            config = uvicorn.Config(
+                app,
+                log_config=None,
+                lifespan=lifespan,
+                http="httptools",
+                ws="none",
+                timeout_graceful_shutdown=1,
+            )
+            servers.append(_Server(config))
+            tasks.append(asyncio.ensure_future(servers[-1].serve(sockets=[sock])))
+        try:
+            await eventually(lambda: all(s.started for s in servers) or any(t.done() for t in tasks))
+            yield urls
+        finally:
+            for server in servers:
+                server.stop.set()
+            await asyncio.gather(*tasks)
+
+
+async def eventually(condition, *, within_s: float = 5.0) -> None:
+    """Wait until a condition holds."""
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise AssertionError("the condition did not come true in time")
+        await asyncio.sleep(0.005)

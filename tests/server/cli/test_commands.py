@@ -1,0 +1,178 @@
+"""What each command prints and how it ends, without engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from typer.testing import CliRunner
+
+from bidikv._version import __version__
+from bidikv_server.cli.app import app
+from bidikv_server.launch import inspection
+
+RUNNER = CliRunner()
+
+
+def run(*words: str):
+    return RUNNER.invoke(app, list(words), env={"NO_COLOR": "1", "COLUMNS": "200", "TERM": "dumb"})
+
+
+def test_help_lists_every_command_and_the_exit_codes():
+    """A newcomer sees all of it at once."""
+    result = run("--help")
+    assert result.exit_code == 0
+    for word in ("up", "demo", "doctor", "router", "engine", "model", "130 interrupted"):
+        assert word in result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["up"],
+        ["demo"],
+        ["doctor"],
+        ["router"],
+        ["engine"],
+        ["engine", "prefill"],
+        ["engine", "decode"],
+        ["model"],
+    ],
+)
+def test_every_command_explains_itself(command):
+    """`--help` works everywhere and loads no engine."""
+    result = run(*command, "--help")
+    assert result.exit_code == 0, result.output
+    assert "Usage" in result.output
+
+
+def test_version():
+    """One line, the package's own version."""
+    assert run("--version").output == f"bidikv {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["frobnicate"], ["up", "--prefill", "0"], ["engine", "decode"]])
+def test_wrong_use_ends_with_2(words):
+    """Unknown commands, impossible numbers and missing options."""
+    assert run(*words).exit_code == 2
+
+
+def test_an_unknown_model_path_names_the_fix(tmp_path):
+    """And is wrong use, not a crash."""
+    result = run("engine", "decode", "--model", str(tmp_path / "none"))
+    assert result.exit_code == 2
+    assert "does not exist" in result.output
+    assert "bidikv model smollm2" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_engine_print_shows_the_command_with_what_follows_the_dashes(model):
+    """One line for a shell; arguments after `--` reach vLLM last."""
+    result = run(
+        "engine", "prefill", "--model", str(model), "--port", "9999", "--print", "--", "--max-num-seqs", "4"
+    )
+    assert result.exit_code == 0
+    line = result.output.strip()
+    assert "\n" not in line
+    assert "--port 9999" in line
+    assert '"kv_role": "kv_producer"' in line
+    assert line.endswith("--max-num-seqs 4")
+
+
+def test_engine_stock_turns_readback_off(model):
+    """The same engine, one-directional."""
+    assert '"readback": false' in run("engine", "decode", "--model", str(model), "--stock", "--print").output
+
+
+def test_a_taken_port_names_its_holder(model):
+    """With pid and option."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        result = run("engine", "decode", "--model", str(model), "--port", port)
+    assert result.exit_code == 1
+    assert f"port {port} on 127.0.0.1 is in use by pid {os.getpid()}" in result.output
+    assert "choose another --port" in result.output
+
+
+@pytest.mark.parametrize(
+    ("toml", "expected"),
+    [("prefill = [", "not valid TOML"), ("prefil = []", "prefil: unknown setting"), (None, "cannot read")],
+)
+def test_a_bad_router_file_names_the_problem(tmp_path, toml, expected):
+    """The file, the key and what is wrong with it, in one line."""
+    path = tmp_path / "router.toml"
+    if toml is not None:
+        path.write_text(toml)
+    result = run("router", "--config", str(path))
+    assert result.exit_code == 2
+    assert expected in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_router_without_engines_says_so():
+    """Each missing side is named."""
+    result = run("router")
+    assert result.exit_code == 2
+    assert "prefill: at least one engine URL is needed" in result.output
+
+
+def test_model_smollm2_prints_its_folder():
+    """On stdout and alone, so that a script can use it."""
+    result = run("model", "smollm2")
+    assert result.exit_code == 0
+    assert result.stdout.strip().endswith("smollm2-135m-instruct")
+    assert "\n" not in result.stdout.strip()
+
+
+def test_doctor_as_json_can_be_read_by_a_program():
+    """A list of findings; the exit code follows them."""
+    result = run("doctor", "--json")
+    findings = json.loads(result.stdout)
+    assert {"name", "status", "detail", "fix"} == set(findings[0])
+    assert result.exit_code == int(any(finding["status"] == "fail" for finding in findings))
+
+
+def test_doctor_fails_when_something_needed_is_missing(monkeypatch):
+    """With the fix in the table."""
+    monkeypatch.setattr(inspection, "_ROUTER_MODULES", ("a_module_that_is_missing",))
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert 'pip install "bidikv[router]"' in result.output
+
+
+def test_without_typer_one_message_names_the_extra():
+    """The base install has the command but not what it needs: exit code 2 and no traceback."""
+    program = """
+        import importlib.util, sys
+        real = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, *rest: None if name == "typer" else real(name, *rest)
+        import bidikv_server.cli
+        bidikv_server.cli.main()
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert result.returncode == 2
+    assert result.stderr == 'bidikv: the command line needs typer: pip install "bidikv[router]"\n'
+    assert result.stdout == ""
+
+
+def test_the_command_line_starts_without_loading_an_engine_library():
+    """`bidikv --help` imports neither torch nor vLLM nor the router."""
+    program = (
+        "import sys; from bidikv_server.cli.app import app; "
+        "print([m for m in ('torch', 'vllm', 'transformers', 'uvicorn', 'aiohttp', 'nixl') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert result.stdout == "[]\n"

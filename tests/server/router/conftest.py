@@ -1,0 +1,76 @@
+"""Engines, a router in front of them and a client, all on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "doubles"))
+
+from fake_engine import FakeEngine, serving
+
+from bidikv_server.router.app import RouterApp, create_app
+from bidikv_server.router.settings import RouterSettings
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@dataclass
+class Cluster:
+    """Running engines and router."""
+
+    prefill: list[FakeEngine]
+    decode: list[FakeEngine]
+    urls: dict[str, str]
+    app: RouterApp
+    client: httpx2.AsyncClient
+
+    async def chat(self, *contents: str, headers: dict[str, str] | None = None, **fields: Any):
+        """Post a chat whose messages alternate between user and assistant."""
+        messages = [
+            {"role": "assistant" if number % 2 else "user", "content": content}
+            for number, content in enumerate(contents)
+        ]
+        body = {"model": "m", "messages": messages, **fields}
+        return await self.client.post("/v1/chat/completions", json=body, headers=headers)
+
+    async def probe(self) -> None:
+        """Let the router look at its engines now."""
+        await self.app._prober.probe_all()
+
+
+@pytest.fixture
+async def start(anyio_backend):
+    """A function that starts a cluster of so many engines, with these router settings."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def _start(
+            prefill: int = 1, decode: int = 1, decode_before: tuple[str, ...] = (), **settings: Any
+        ) -> Cluster:
+            engines = [FakeEngine(f"prefill-{number}") for number in range(prefill)]
+            engines += [FakeEngine(f"decode-{number}") for number in range(decode)]
+            for number, engine in enumerate(engines[prefill:]):
+                engine.publish_index(f"id-{number}", f"10.0.0.{number}:7000")
+            urls = await stack.enter_async_context(serving(*engines))
+            app = create_app(
+                RouterSettings(
+                    prefill=tuple(urls[:prefill]),
+                    decode=(*decode_before, *urls[prefill:]),
+                    **{"probe_interval_s": 600.0, "probe_failures": 1, **settings},
+                )
+            )
+            (url,) = await stack.enter_async_context(serving(app, lifespan="on"))
+            client = await stack.enter_async_context(httpx2.AsyncClient(base_url=url, timeout=10.0))
+            named = {engine.name: url for engine, url in zip(engines, urls, strict=True)}
+            return Cluster(engines[:prefill], engines[prefill:], named, app, client)
+
+        yield _start

@@ -1,0 +1,114 @@
+"""What each leg is asked."""
+
+import copy
+import json
+
+import pytest
+
+from bidikv_server.router.core.bodies import can_disaggregate, decode_body, decode_params, prefill_body
+from bidikv_server.router.core.requests import CHAT_PATH, COMPLETIONS_PATH, TurnRequest, read_request
+
+FULL = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hi"}],
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "none",
+    "response_format": {"type": "json_object"},
+    "chat_template_kwargs": {"a": 1},
+    "cache_salt": "s",
+    "unheard_of": 1,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "max_tokens": 500,
+    "max_completion_tokens": 500,
+    "min_tokens": 10,
+    "n": 1,
+    "logprobs": True,
+    "top_logprobs": 3,
+    "stop": ["x"],
+    "session_id": "session-1",
+    "kv_transfer_params": {"evil": 1},
+    "vllm_xargs": {"kv_transfer_params": 1, "mine": 2},
+}
+
+
+def request(path=CHAT_PATH, **body) -> TurnRequest:
+    return read_request(path, json.dumps(body).encode(), {})
+
+
+def test_prefill_leg():
+    """One token, nothing but what renders the prompt, and everything that does."""
+    asked = prefill_body(request(**FULL), {"ours": 1})
+    assert asked == {
+        "model": "m",
+        "messages": FULL["messages"],
+        "tools": FULL["tools"],
+        "tool_choice": "none",
+        "response_format": {"type": "json_object"},
+        "chat_template_kwargs": {"a": 1},
+        "cache_salt": "s",
+        "unheard_of": 1,
+        "stream": False,
+        "n": 1,
+        "max_tokens": 1,
+        "max_completion_tokens": 1,
+        "vllm_xargs": {"mine": 2},
+        "kv_transfer_params": {"ours": 1},
+    }
+
+
+def test_decode_leg():
+    """The client's own request, transfers and session apart."""
+    asked = decode_body(request(**FULL), {"ours": 1})
+    changed = {"kv_transfer_params": {"ours": 1}, "vllm_xargs": {"mine": 2}}
+    assert asked == {**{k: v for k, v in FULL.items() if k != "session_id"}, **changed}
+    assert "kv_transfer_params" not in decode_body(request(**FULL), None)
+
+
+def test_client_body_stays():
+    """Building a leg edits nothing."""
+    asked = request(**FULL)
+    before = copy.deepcopy(dict(asked.body))
+    prefill_body(asked, {})["vllm_xargs"].clear()
+    decode_body(asked, {})
+    assert asked.body == before
+
+
+def test_completions_have_one_limit():
+    """`max_completion_tokens` belongs to chat."""
+    assert "max_completion_tokens" not in prefill_body(request(COMPLETIONS_PATH, model="m", prompt="x"), {})
+
+
+def test_no_handle_no_params():
+    """Decode gets our part only along with something to pull."""
+    assert decode_params(None, conversation="c", salt="s", retain_s=1.0) is None
+    assert decode_params({}, conversation="c", salt="s", retain_s=1.0) is None
+    asked = decode_params({"h": 1}, conversation="c", salt="s", retain_s=1.0)
+    assert asked == {"h": 1, "bidikv": {"v": 1, "conversation": "c", "salt": "s", "retain_s": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("body", "possible"),
+    [
+        ({}, True),
+        ({"n": 1, "best_of": None, "use_beam_search": False, "prompt_logprobs": None}, True),
+        ({"n": 2}, False),
+        ({"best_of": 2}, False),
+        ({"use_beam_search": True}, False),
+        ({"prompt_logprobs": 0}, False),
+        ({"prompt_embeds": "x"}, False),
+        ({"prompt": "x"}, True),
+        ({"prompt": ["x"]}, True),
+        ({"prompt": [1, 2]}, True),
+        ({"prompt": [[1, 2]]}, True),
+        ({"prompt": ["x", "y"]}, False),
+        ({"prompt": [[1], [2]]}, False),
+        ({"echo": True}, True),
+        ({"echo": True, "logprobs": 0}, False),
+        ({"echo": True, "logprobs": [1]}, False),
+        ({"logprobs": 1}, True),
+    ],
+)
+def test_what_one_handle_can_carry(body, possible):
+    """Several sequences, or log probabilities of the prompt, are not for two engines."""
+    assert can_disaggregate(body) is possible

@@ -1,0 +1,123 @@
+"""Routing, case by case."""
+
+import pytest
+
+from bidikv.headers import TurnHeader
+from bidikv_server.reasons import Reason
+from bidikv_server.router.core.conversations import Holder, Match, Turn
+from bidikv_server.router.core.digests import Digest
+from bidikv_server.router.core.engines import EngineSnapshot, IndexInfo, Role
+from bidikv_server.router.core.ids import ConversationKey, EngineUrl
+from bidikv_server.router.core.policy import Excluded, NoHealthyEngine, Retention, plan_route
+
+INDEX = (IndexInfo("i", "h:1"), IndexInfo("j", "h:2"))
+NEW = Match(ConversationKey("k"), Digest(b"x"), 1)
+
+
+def engine(url, role, *, healthy=True, in_flight=0, indexes=INDEX):
+    return EngineSnapshot(EngineUrl(url), role, healthy, in_flight, indexes if role is Role.DECODE else ())
+
+
+def prefill(url="p", **fields):
+    return engine(url, Role.PREFILL, **fields)
+
+
+def decode(url="d", **fields):
+    return engine(url, Role.DECODE, **fields)
+
+
+def turn(url="d", indexes=INDEX):
+    return Turn(Digest(b"t"), None, 1, Holder(EngineUrl(url), indexes))
+
+
+def known(held=None):
+    held = held or turn()
+    return Match(ConversationKey("k"), Digest(b"x"), 2, ancestor=held, own=held, latest=held)
+
+
+@pytest.mark.parametrize(
+    ("match", "engines", "sources", "reason"),
+    [
+        (NEW, [decode()], (), Reason.NEW_CONVERSATION),
+        (known(), [decode()], ("h:1", "h:2"), None),
+        (known(turn(indexes=())), [decode()], ("h:1", "h:2"), None),
+        (known(), [decode(healthy=False), decode("e")], (), Reason.DECODE_CHANGED),
+        (known(), [decode(indexes=INDEX[:1])], (), Reason.DECODE_CHANGED),
+        (known(), [decode(indexes=())], (), Reason.DECODE_CHANGED),
+        (known(turn("gone")), [decode()], (), Reason.DECODE_CHANGED),
+        (known(turn(indexes=())), [decode(indexes=())], (), Reason.NO_INDEX),
+    ],
+)
+def test_sources(match, engines, sources, reason):
+    """Prefill is told where to ask, or the reason says why not."""
+    plan = plan_route(match, [prefill(), *engines], readback=True)
+    assert (plan.sources, plan.reason) == (sources, reason)
+    off = plan_route(match, [prefill(), *engines], readback=False)
+    assert (off.sources, off.reason) == ((), Reason.READBACK_OFF)
+
+
+@pytest.mark.parametrize(
+    ("match", "engines", "chosen"),
+    [
+        (NEW, [decode("d", in_flight=1), decode("e")], "e"),
+        (NEW, [decode("d"), decode("e")], "d"),
+        (NEW, [decode("d", healthy=False), decode("e", in_flight=9)], "e"),
+        (known(), [decode("e"), decode("d", in_flight=9)], "d"),
+        (known(), [decode("e"), decode("d", healthy=False)], "e"),
+    ],
+)
+def test_decode(match, engines, chosen):
+    """A conversation stays where it is; anything else goes to the least loaded engine."""
+    assert plan_route(match, [prefill(), *engines], readback=True).decode.url == chosen
+
+
+@pytest.mark.parametrize(("in_flight", "chosen"), [(0, "d"), (1, "e")])
+def test_fork_prefers_its_origin_among_equals(in_flight, chosen):
+    """A fork does not crowd its origin's engine, and reads back from there wherever it runs."""
+    fork = Match(ConversationKey("k"), Digest(b"x"), 2, ancestor=turn("d"))
+    plan = plan_route(fork, [prefill(), decode("e"), decode("d", in_flight=in_flight)], readback=True)
+    assert plan.decode.url == chosen
+    assert plan.sources == ("h:1", "h:2")
+
+
+def test_prefill():
+    """The least loaded healthy prefill engine; one that failed this turn is left out."""
+    engines = [prefill("p", in_flight=1), prefill("q"), prefill("r", healthy=False), decode()]
+    assert plan_route(NEW, engines, readback=True).prefill.url == "q"
+    excluded = Excluded(prefill=frozenset({EngineUrl("q")}))
+    assert plan_route(NEW, engines, readback=True, excluded=excluded).prefill.url == "p"
+
+
+def test_without_prefill():
+    """Decode does it alone, unless that is not wanted."""
+    assert plan_route(NEW, [decode()], readback=True).prefill is None
+    with pytest.raises(NoHealthyEngine, match="prefill"):
+        plan_route(NEW, [decode()], readback=True, prefill_required=True)
+
+
+def test_without_decode():
+    """Nothing runs without decode."""
+    with pytest.raises(NoHealthyEngine, match="decode"):
+        plan_route(NEW, [prefill(), decode(healthy=False)], readback=True)
+
+
+def test_alone():
+    """A request that cannot be handed over needs no prefill engine."""
+    plan = plan_route(known(), [decode()], readback=True, alone=Reason.UNSUPPORTED, prefill_required=True)
+    assert (plan.prefill, plan.sources, plan.reason) == (None, (), Reason.UNSUPPORTED)
+
+
+@pytest.mark.parametrize(
+    ("header", "readback", "seconds"),
+    [
+        (TurnHeader(), True, 100.0),
+        (TurnHeader(), False, 0.0),
+        (TurnHeader(retain_s=20), True, 20),
+        (TurnHeader(retain_s=2000), True, 300.0),
+        (TurnHeader(retain_s=20, final=True), True, 0.0),
+        (TurnHeader(kind="aux"), True, 0.0),
+    ],
+)
+def test_retention(header, readback, seconds):
+    """The client's hint within the limit; nothing for a last or auxiliary turn."""
+    assert Retention(100.0, 300.0).seconds(header, readback=readback) == seconds
