@@ -6,8 +6,9 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-import bidikv
 import pytest
+
+import bidikv
 
 pytest.importorskip("vllm", reason="real engines need vLLM", exc_type=ImportError)
 pytest.importorskip("nixl", reason="real engines need NIXL")
@@ -110,7 +111,11 @@ class Player:
             session=f"cold-{uuid.uuid4().hex}",
             salt=uuid.uuid4().hex,
         )
-        assert (answer.reuse.reason, answer.reuse.remote_tokens, answer.reuse.local_tokens) == ("readback_off", 0, 0)
+        assert (answer.reuse.reason, answer.reuse.remote_tokens, answer.reuse.local_tokens) == (
+            "readback_off",
+            0,
+            0,
+        )
         return answer
 
     def close(self):

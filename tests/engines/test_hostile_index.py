@@ -8,6 +8,7 @@ import uuid
 
 import msgspec
 import pytest
+
 from bidikv_server import wire
 from bidikv_server.connector import messages
 from bidikv_server.connector.side_channel import Client, Server
@@ -119,7 +120,9 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("change", "reason"), CHANGES, ids=[reason + f"-{n}" for n, (_, reason) in enumerate(CHANGES)])
+@pytest.mark.parametrize(
+    ("change", "reason"), CHANGES, ids=[reason + f"-{n}" for n, (_, reason) in enumerate(CHANGES)]
+)
 def test_lost_reuse_is_a_reason_and_the_cold_answer(cluster, change, reason):
     """Whatever the index says, the answer is the cold run's and the turn after it reuses again."""
     direct = Direct(cluster)

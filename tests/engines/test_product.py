@@ -5,8 +5,9 @@ import threading
 import time
 from pathlib import Path
 
-import bidikv_server
 import pytest
+
+import bidikv_server
 from bidikv.examples import langgraph_agent, openai_loop
 from bidikv.examples.source_tools import SourceTools
 from bidikv_server.demo.play import Stage, pair
@@ -19,7 +20,16 @@ OBSERVE_S = 4.0
 @pytest.mark.parametrize("agent", [langgraph_agent, openai_loop])
 def test_example_agents_run_their_turns_and_reuse(cluster, agent, capsys):
     """Every turn streams, calls a real tool, and reuses the turns before it."""
-    arguments = ["--base-url", cluster.base_url, "--model", cluster.model_name, "--root", str(ROOT), "--turns", "4"]
+    arguments = [
+        "--base-url",
+        cluster.base_url,
+        "--model",
+        cluster.model_name,
+        "--root",
+        str(ROOT),
+        "--turns",
+        "4",
+    ]
     # A question of its own: both agents put the same tools first, and would find each other's prompt.
     question = f"What would {agent.__name__} find here?"
     assert agent.main([*arguments, "--question", question]) == 0

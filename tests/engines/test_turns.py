@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from bidikv_server.launch import readiness
 
 from .conftest import BLOCK, STORY, after, opening
@@ -128,7 +129,11 @@ def test_blocks_that_were_handed_out(player, cluster):
     messages = opening()
     answer = player.turn(messages)
     for filler in range(2):
-        player.turn(opening(f"Number {filler} is a number. " + STORY, times=72), session=f"filler-{filler}", max_tokens=2)
+        player.turn(
+            opening(f"Number {filler} is a number. " + STORY, times=72),
+            session=f"filler-{filler}",
+            max_tokens=2,
+        )
     messages = after(messages, answer, QUESTIONS[0])
     later = same_as_cold(player, messages, player.turn(messages))
     assert later.reuse.reason in {"evicted", "hit_evicted"}
