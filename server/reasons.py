@@ -34,6 +34,8 @@ class Reason(StrEnum):
     EXPIRED = "expired"
     EVICTED = "evicted"
     """Decode handed the blocks out to running requests."""
+    RELEASED = "released"
+    """The conversation was declared ended."""
     NOT_RETAINED = "not_retained"
     """Decode knows no turn of this conversation."""
     LOOKUP_TIMEOUT = "lookup_timeout"

@@ -6,8 +6,10 @@ prefill leg (router to prefill)   {"v": 1, "conversation": str, "salt": str, "so
     `sources` are the retention indexes to ask, best first; an empty list means: do not ask.
 prefill answer (prefill to router) {"v": 1, "reason": str, "prompt_tokens": int, "remote_tokens": int,
                                     "local_tokens": int, "computed_tokens": int, "diverged_at_token": int | None}
-decode leg (router to decode)     {"v": 1, "conversation": str, "salt": str, "retain_s": float}
-    Without it, or with `retain_s` 0, decode retains nothing.
+decode leg (router to decode)     {"v": 1, "conversation": str, "salt": str, "retain_s": float, "protect": bool,
+                                    "release": bool}
+    Without it, or with `retain_s` 0, decode retains nothing. `protect`: the client said when it comes back. `release`: no
+    turn will follow; forget what the conversation left.
 decode's metrics                   bidikv:index_info{engine_id, engine, address="host:port"} 1
     How the router learns the address of an engine's retention index.
 
@@ -38,8 +40,21 @@ def prefill_leg(*, conversation: str, salt: str, sources: list[str]) -> dict[str
 
 
 def decode_leg(
-    prefill_answer: dict[str, Any], *, conversation: str, salt: str, retain_s: float
+    prefill_answer: dict[str, Any],
+    *,
+    conversation: str,
+    salt: str,
+    retain_s: float,
+    protect: bool = False,
+    release: bool = False,
 ) -> dict[str, Any]:
     """`kv_transfer_params` for the decode leg, built from what prefill answered."""
-    ours = {"v": VERSION, "conversation": conversation, "salt": salt, "retain_s": retain_s}
+    ours = {
+        "v": VERSION,
+        "conversation": conversation,
+        "salt": salt,
+        "retain_s": retain_s,
+        "protect": protect,
+        "release": release,
+    }
     return {**prefill_answer, KEY: ours}

@@ -27,6 +27,10 @@ class ConnectorConfig(BaseModel):
     """TCP port of data-parallel rank 0; each further rank takes the next port."""
     index_advertise: str | None = None
     """Host that prefill engines should use, when it is not `index_host`."""
+    protected_share: float = Field(default=0.25, ge=0, le=0.9)
+    """Largest share of decode's KV blocks held for conversations that said when they come back. They are given up
+    before a running request would miss them, so the share only bounds what they take from the prefix cache and from
+    softly retained turns."""
     lookup_timeout_s: float = Field(default=0.5, gt=0)
     """Prefill computes from scratch when decode's index has not answered by then."""
     read_timeout_s: float = Field(default=20.0, gt=0)

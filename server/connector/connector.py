@@ -12,12 +12,13 @@ from bidikv_server.connector.config import ConnectorConfig
 from bidikv_server.connector.metrics import BidiPromMetrics
 from bidikv_server.connector.scheduler import BidiConnectorScheduler
 from bidikv_server.connector.side_channel import SECRET_VARIABLE
+from bidikv_server.connector.stats import BidiStats
 from bidikv_server.connector.worker import BidiConnectorWorker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
-    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -49,6 +50,31 @@ class BidiNixlConnector(NixlPullConnector):
         """Scheduler side: take the block pool that retention works on."""
         if isinstance(self.connector_scheduler, BidiConnectorScheduler):
             self.connector_scheduler.bind_block_pool(gpu_block_pool)
+
+    def has_pending_block_frees(self) -> bool:
+        """Scheduler side: before a preemption, whether retention can give blocks up instead."""
+        return (
+            isinstance(self.connector_scheduler, BidiConnectorScheduler)
+            and self.connector_scheduler.has_pending_block_frees()
+        )
+
+    def reset_cache(self) -> bool | None:
+        """Scheduler side: forget what is retained."""
+        if isinstance(self.connector_scheduler, BidiConnectorScheduler):
+            self.connector_scheduler.reset_cache()
+        return True
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """Either side: statistics since the last call."""
+        if isinstance(self.connector_scheduler, BidiConnectorScheduler):
+            return self.connector_scheduler.take_stats()
+        stats: KVConnectorStats | None = super().get_kv_connector_stats()
+        return stats
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        """API server: wrap statistics that vLLM moved here."""
+        return BidiStats(data=data) if data is not None else BidiStats()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Worker side: tell the scheduler side how readbacks ended."""

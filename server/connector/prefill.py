@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from bidikv_server.connector.config import ConnectorConfig
+    from bidikv_server.connector.requests import Recorder
 
 logger = logging.getLogger("vllm.bidikv")
 
@@ -43,6 +44,7 @@ class _Lookup:
     match: Match | None = None
     pull: readback.Pull | None = None
     reading: bool = False
+    reading_since_s: float = 0.0
     reason: Reason = Reason.UNKNOWN
     local_tokens: int = 0
     remote_tokens: int = 0
@@ -72,8 +74,11 @@ def _match(found: messages.Found, asked_blocks: int) -> Match | None:
 class PrefillReadback:
     """All lookups and reads of one prefill engine. Engine core thread only."""
 
-    def __init__(self, config: ConnectorConfig, identity: str, block_size: int, *, supported: bool) -> None:
+    def __init__(
+        self, config: ConnectorConfig, identity: str, block_size: int, stats: Recorder, *, supported: bool
+    ) -> None:
         """`supported` False refuses every readback: this model's blocks cannot be proven equal."""
+        self._stats = stats
         self._config = config
         self._identity = identity
         self._block_size = block_size
@@ -117,6 +122,7 @@ class PrefillReadback:
                 return None, False
             self._receive(lookup, lookup.future)
             lookup.future = None
+            self._stats.record("lookup_seconds", time.monotonic() - lookup.started_s)
         lookup.local_tokens = local_tokens
         if lookup.match is None or lookup.reading:
             # Nothing to pull, or a read that failed: the request is being recomputed.
@@ -158,6 +164,7 @@ class PrefillReadback:
                 f"request {request_id} was given {external_tokens} tokens that were not planned"
             )
         lookup.reading = True
+        lookup.reading_since_s = time.monotonic()
         lookup.remote_tokens = external_tokens
         local = tuple(block_ids[pull.first : pull.first + len(pull.block_ids)])
         self._reads.append(
@@ -197,6 +204,9 @@ class PrefillReadback:
             lookup = self._lookups.get(request_id)
             if lookup is None or lookup.pull is None:
                 continue
+            self._stats.record("readback_seconds", time.monotonic() - lookup.reading_since_s)
+            result = "verified" if outcome is Reason.HIT else "rejected"
+            self._stats.record("readback_blocks", len(lookup.pull.block_ids), result)
             if outcome is Reason.HIT:
                 lookup.reason = lookup.pull.reason
             else:
@@ -210,6 +220,13 @@ class PrefillReadback:
         remote_tokens = lookup.remote_tokens if lookup.reading else 0
         computed_tokens = prompt_tokens - lookup.local_tokens - remote_tokens
         diverged = readback.diverged_at_token(lookup.match, block_size=self._block_size)
+        self._stats.record("readbacks", 1, str(lookup.reason))
+        for source, tokens in (
+            ("remote", remote_tokens),
+            ("local", lookup.local_tokens),
+            ("computed", computed_tokens),
+        ):
+            self._stats.record("prompt_tokens", tokens, source)
         logger.info(
             "bidikv: request %s reason=%s prompt=%d remote=%d local=%d computed=%d diverged_at=%s",
             request.request_id,

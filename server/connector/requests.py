@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bidikv_server import wire
 from bidikv_server.connector.core import digests
@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+
+class Recorder(Protocol):
+    """Takes note of what happened, for the metrics."""
+
+    def record(self, metric: str, value: float = 1, label: str = "") -> None:
+        """Note one event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +31,16 @@ class LegParams:
         salt: Per-tenant secret.
         sources: Retention indexes to ask (prefill leg).
         retain_s: How long to keep the blocks (decode leg); 0 keeps nothing.
+        protect: The client said when it comes back: hold the blocks, within the budget.
+        release: No turn will follow: forget what the conversation left.
     """
 
     conversation: str
     salt: str
     sources: tuple[str, ...] = ()
     retain_s: float = 0.0
+    protect: bool = False
+    release: bool = False
 
     @classmethod
     def of(cls, request: Request) -> LegParams | None:
@@ -46,7 +57,14 @@ class LegParams:
             return None
         if not isinstance(retain_s, int | float):
             return None
-        return cls(conversation, salt, tuple(sources), float(retain_s))
+        return cls(
+            conversation,
+            salt,
+            tuple(sources),
+            float(retain_s),
+            protect=ours.get("protect") is True,
+            release=ours.get("release") is True,
+        )
 
 
 def provable(request: Request) -> bool:

@@ -1,7 +1,7 @@
 """Scheduler side of the connector: decode retains and answers, prefill looks up and plans its pulls.
 
-Runs on the engine core's main thread, except `DecodeRetention.answer`, which runs on the index thread and touches
-nothing but the retention index, under its lock. vLLM's block pool belongs to the engine core's thread alone.
+Runs on the engine core's main thread. Only `IndexService.answer` runs on the index thread, and touches nothing but the
+retention index, under its lock: vLLM's block pool belongs to the engine core's thread alone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from bidikv_server.connector.decode import DecodeRetention
 from bidikv_server.connector.metadata import BidiConnectorMetadata, ReadbackCheck, ReadbackOutcomes
 from bidikv_server.connector.prefill import PrefillReadback
 from bidikv_server.connector.requests import engine_identity, layout_objection
+from bidikv_server.connector.stats import BidiStats
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -42,6 +43,8 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
             raise ConnectorConfigError(
                 "kv_connector_extra_config.bidirectional_kv_xfer: remove it; BidiNixlConnector replaces it"
             )
+        self.stats = BidiStats()
+        self._retains = False
         self._decode: DecodeRetention | None = None
         self._prefill: PrefillReadback | None = None
         if not config.readback:
@@ -51,25 +54,39 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
             objection = objection or "kv_buffer_device=cpu stages blocks in host memory"
         if objection is not None:
             logger.warning("bidikv: no KV is reused from decode for this model: %s", objection)
-        identity = engine_identity(vllm_config, self.block_size)
+        self._config = config
+        self._identity = engine_identity(vllm_config, self.block_size)
         if config.role == "prefill":
-            self._prefill = PrefillReadback(config, identity, self.block_size, supported=objection is None)
-        elif objection is None:
-            rank = vllm_config.parallel_config.data_parallel_index
-            connection = {
-                "engine_id": engine_id,
+            self._prefill = PrefillReadback(
+                config, self._identity, self.block_size, self.stats, supported=objection is None
+            )
+        self._retains = config.role == "decode" and objection is None
+
+    def bind_block_pool(self, block_pool: BlockPool) -> None:
+        """Take vLLM's block pool and start to serve; called once, before the first request.
+
+        Raises:
+            OSError: The index port is taken.
+        """
+        if not self._retains:
+            return
+        parallel = self.vllm_config.parallel_config
+        self._decode = DecodeRetention(
+            self._config,
+            block_pool,
+            self.stats,
+            identity=self._identity,
+            block_size=self.block_size,
+            rank=parallel.data_parallel_index,
+            connection={
+                "engine_id": self.engine_id,
                 "host": self.side_channel_host,
                 "port": self.side_channel_port,
                 "tp_size": self.transfer_tp_size,
-                "dcp_size": vllm_config.parallel_config.decode_context_parallel_size,
-                "pp_size": vllm_config.parallel_config.pipeline_parallel_size,
-            }
-            self._decode = DecodeRetention(config, identity, self.block_size, rank, connection)
-
-    def bind_block_pool(self, block_pool: BlockPool) -> None:
-        """Take vLLM's block pool; called once, before the first request."""
-        if self._decode is not None:
-            self._decode.bind(block_pool)
+                "dcp_size": parallel.decode_context_parallel_size,
+                "pp_size": parallel.pipeline_parallel_size,
+            },
+        )
 
     def on_new_request(self, request: Request) -> None:
         """Start a prefill request's lookup early, so that the answer is there when the scheduler asks."""
@@ -88,6 +105,8 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
         `remote_block_ids` name.
         """
         if not (request.kv_transfer_params or {}).get("do_remote_decode"):
+            if self._decode is not None:
+                self._decode.make_room(-(-request.num_tokens // self.block_size) + 1)
             stock: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
             return stock
         if self._prefill is None:
@@ -112,6 +131,8 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
         """Hand this step's reads, and what it takes to believe them, to the workers."""
         if self._decode is not None:
             self._decode.settle()
+            # The next step may need a block for each request that runs.
+            self._decode.make_room(len(scheduler_output.num_scheduled_tokens))
         stock = super().build_connector_meta(scheduler_output)
         checks: dict[str, ReadbackCheck] = {}
         if self._prefill is not None:
@@ -149,6 +170,24 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
         }:
             self._decode.retain(request, block_ids)
         return delay_free, answer
+
+    def has_pending_block_frees(self) -> bool:
+        """VLLM would preempt a running request: whether giving protected blocks up helps instead."""
+        return self._decode is not None and self._decode.give_way()
+
+    def reset_cache(self) -> None:
+        """Forget everything retained, with the engine's own caches."""
+        if self._decode is not None:
+            self._decode.clear()
+
+    def take_stats(self) -> BidiStats | None:
+        """What happened on this side since the last call; None if nothing did."""
+        if self._decode is not None and not self.stats.is_empty():
+            self._decode.report()
+        if self.stats.is_empty():
+            return None
+        taken: BidiStats = self.stats.clone_and_reset()
+        return taken
 
     def shutdown(self) -> None:
         """Release the index port and stop our threads."""

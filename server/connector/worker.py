@@ -19,6 +19,7 @@ from bidikv_server.connector import messages
 from bidikv_server.connector.metadata import ReadbackCheck, ReadbackOutcomes
 from bidikv_server.connector.nixl_agent import AgentProxy, quiet_agent
 from bidikv_server.connector.side_channel import Client
+from bidikv_server.connector.stats import BidiStats
 from bidikv_server.reasons import Reason
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class BidiConnectorWorker(NixlPullConnectorWorker):
         # No memory is registered and no peer known yet, so the agent can still be exchanged.
         agent: Any = quiet_agent() if quiet else self.nixl_wrapper
         self.nixl_wrapper: Any = AgentProxy(agent, poll=quiet)
+        # vLLM adds the scheduler side's statistics to the worker's, so both must have room for the same events.
+        self.xfer_stats = BidiStats()
         self._client = Client(secret=config.secret.get_secret_value())
         self._readings: dict[str, _Reading] = {}
         self._outcomes: dict[str, Reason] = {}

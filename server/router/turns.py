@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from bidikv.headers import ReuseHeader
     from bidikv_server.router.core.conversations import ConversationTable
     from bidikv_server.router.core.engines import EngineSnapshot
+    from bidikv_server.router.core.policy import Keep
     from bidikv_server.router.core.requests import TurnRequest
     from bidikv_server.router.metrics import RouterMetrics
     from bidikv_server.router.replies import Reply
@@ -59,7 +60,7 @@ class _Turn:
         match: Its place among the known turns.
         engine_headers: Headers for both legs.
         started_s: When the request was complete.
-        retain_s: How long decode is to keep it.
+        keep: What decode does with its blocks.
         excluded: Engines that failed it.
         alone: Why it runs on decode alone, once that is decided.
         failure: What went wrong last.
@@ -70,7 +71,7 @@ class _Turn:
     match: Match
     engine_headers: dict[str, str]
     started_s: float
-    retain_s: float
+    keep: Keep
     alone: Reason | None
     excluded: Excluded = field(default_factory=Excluded)
     failure: LegFailed | None = None
@@ -132,7 +133,7 @@ class TurnService:
             match=match,
             engine_headers={**passed_on, SESSION_HEADER: match.key, "Content-Type": "application/json"},
             started_s=now_s,
-            retain_s=self._retention.seconds(request.turn, readback=readback),
+            keep=self._retention.keep(request.turn, readback=readback),
             alone=None if can_disaggregate(request.body) else Reason.UNSUPPORTED,
         )
 
@@ -190,7 +191,7 @@ class TurnService:
             prefilled.handle,
             conversation=turn.match.key,
             salt=salt_of(turn.request.scope),
-            retain_s=turn.retain_s,
+            keep=turn.keep,
         )
         reuse = with_reason(prefilled.reuse, plan.reason)
         reply.extra[REUSE_HEADER.encode()] = reuse.format().encode()

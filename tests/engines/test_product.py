@@ -12,6 +12,7 @@ from bidikv.examples import langgraph_agent, openai_loop
 from bidikv.examples.source_tools import SourceTools
 from bidikv_server.demo.play import Stage, pair
 from bidikv_server.demo.workload import Workload
+from bidikv_server.launch import readiness
 
 ROOT = Path(bidikv_server.__file__).parent
 OBSERVE_S = 4.0
@@ -58,6 +59,31 @@ def test_a_decode_engine_that_retains_stays_idle(player, cluster):
     threading.Event().wait(OBSERVE_S)
     busy = (cpu_seconds(cluster, "decode-0") - before) / (time.monotonic() - started_s)
     assert busy < 0.25
+
+
+def test_engines_publish_what_became_of_reuse(player, cluster):
+    """The connector's metrics stand among vLLM's own, on either engine."""
+    story = {"role": "user", "content": "Tell me about rivers and the sea. " * 30}
+    answer = player.turn([story])
+    player.turn([story, {"role": "assistant", "content": answer.text}, {"role": "user", "content": "Go on."}])
+    prefill, decode = (
+        readiness.fetch(f"{url[0]}/metrics") for url in (cluster.prefill_urls, cluster.decode_urls)
+    )
+    assert sample(prefill, "bidikv:readbacks_total", 'reason="hit"') >= 1
+    assert sample(prefill, "bidikv:prompt_tokens_total", 'source="remote"') >= 128
+    assert sample(prefill, "bidikv:readback_blocks_total", 'result="verified"') >= 4
+    assert sample(prefill, "bidikv:lookup_seconds_count") >= 1
+    assert sample(decode, "bidikv:retained_turns_total", 'kind="retained"') >= 1
+    assert sample(decode, "bidikv:index_requests_total", 'kind="lookup"') >= 1
+    assert sample(decode, "bidikv:retained_tokens", 'class="soft"') >= 128
+
+
+def sample(exposition, name, label=""):
+    """Value of one sample of a metrics page; 0 if it is not there."""
+    for line in exposition.splitlines():
+        if line.startswith(name + "{") and label in line:
+            return float(line.split()[-1])
+    return 0.0
 
 
 def cpu_seconds(cluster, name):

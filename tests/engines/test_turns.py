@@ -124,20 +124,49 @@ def test_an_expired_entry(player):
     assert same_as_cold(player, messages, player.turn(messages)).reuse.reason == "hit"
 
 
-def test_blocks_that_were_handed_out(player, cluster):
+def flood(player):
+    """Other conversations' traffic: more tokens than decode has blocks for."""
+    for number in range(2):
+        filler = opening(f"Number {number} is a number. " + STORY, times=72)
+        player.turn(filler, session=f"filler-{number}", max_tokens=2)
+
+
+def test_blocks_that_were_handed_out(player):
     """Decode gives retained blocks to running requests; the next turn says so and computes."""
     messages = opening()
     answer = player.turn(messages)
-    for filler in range(2):
-        player.turn(
-            opening(f"Number {filler} is a number. " + STORY, times=72),
-            session=f"filler-{filler}",
-            max_tokens=2,
-        )
+    flood(player)
     messages = after(messages, answer, QUESTIONS[0])
     later = same_as_cold(player, messages, player.turn(messages))
     assert later.reuse.reason in {"evicted", "hit_evicted"}
     assert later.reuse.remote_tokens < answer.reuse.prompt_tokens // BLOCK * BLOCK
+
+
+def test_a_promise_to_come_back_is_kept(player):
+    """Traffic that takes every other block leaves those of a conversation that said when it comes back."""
+    messages = opening()
+    answer = player.turn(messages, headers={"x-bidikv-turn": "v=1, ret=300"})
+    flood(player)
+    messages = after(messages, answer, QUESTIONS[0])
+    assert same_as_cold(player, messages, player.turn(messages)).reuse.reason == "hit"
+
+
+def test_a_promise_never_holds_up_a_request(player):
+    """A request that needs protected blocks gets them: nothing waits, and the promise is the loss."""
+    player.turn(opening(times=30), headers={"x-bidikv-turn": "v=1, ret=300"}, max_tokens=2)
+    longest = opening("Number nine is a number. " + STORY, times=72)
+    answer = player.turn(longest, session=f"{player.session}-long", max_tokens=2)
+    assert answer.reuse.prompt_tokens > 3000
+
+
+def test_a_final_turn_leaves_nothing(player):
+    """After the conversation's end its blocks are not offered."""
+    messages = opening()
+    answer = player.turn(messages)
+    second = after(messages, answer, QUESTIONS[0])
+    player.turn(second, headers={"x-bidikv-turn": "v=1, final"})
+    late = same_as_cold(player, second, player.turn(second))
+    assert (late.reuse.reason, late.reuse.remote_tokens) == ("released", 0)
 
 
 def test_retention_costs_no_block(player, cluster):

@@ -9,7 +9,7 @@ Not thread-safe; the caller holds one lock around every call. Times are seconds 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,8 @@ class RetentionIndex:
         self._lost: OrderedDict[bytes, Reason] = OrderedDict()
         self._memory_limit = 4 * num_blocks
         self._turn_blocks = 0
+        self._users: Counter[bytes] = Counter()
+        self._losses: Counter[str] = Counter()
 
     def __len__(self) -> int:
         """Digests held."""
@@ -97,6 +99,24 @@ class RetentionIndex:
             del self._entries[digest]
             self._remember_loss(digest, Reason.EVICTED)
 
+    def release(self, conversation: str) -> None:
+        """The conversation has ended: drop what no other remembered turn is made of."""
+        for digest in self._forget_turn(conversation):
+            entry = self._entries.get(digest)
+            if entry is not None and not self._users[digest]:
+                self._drop(digest, entry, Reason.RELEASED)
+
+    def clear(self) -> None:
+        """Drop everything, and confirm no read under way."""
+        self._generations = [generation + 1 for generation in self._generations]
+        for digest, entry in list(self._entries.items()):
+            self._drop(digest, entry, Reason.EVICTED)
+
+    def take_losses(self) -> dict[str, int]:
+        """Digests lost since the last call, by cause."""
+        losses, self._losses = self._losses, Counter()
+        return dict(losses)
+
     def lookup(self, conversation: str, digests: Sequence[bytes], *, now_s: float) -> Match:
         """Find the longest prefix of `digests` that is held, in order and unexpired. Drops what has expired."""
         block_ids: list[int] = []
@@ -138,7 +158,8 @@ class RetentionIndex:
             reverse.setdefault(entry.block_id, set()).add(digest)
         if reverse != self._digests_of:
             raise RuntimeError(f"retention index is inconsistent: {self!r}")
-        if self._turn_blocks != sum(map(len, self._turns.values())):
+        users = Counter(digest for turn in self._turns.values() for digest in turn)
+        if users != self._users or self._turn_blocks != sum(map(len, self._turns.values())):
             raise RuntimeError(f"turn memory is miscounted: {self!r}")
 
     def _explain(self, conversation: str, digests: Sequence[bytes], matched: int) -> Reason:
@@ -164,13 +185,24 @@ class RetentionIndex:
             del self._digests_of[entry.block_id]
 
     def _remember_loss(self, digest: bytes, reason: Reason) -> None:
+        self._losses[reason] += 1
         self._lost[digest] = reason
         if len(self._lost) > self._memory_limit:
             self._lost.popitem(last=False)
 
     def _remember_turn(self, conversation: str, digests: tuple[bytes, ...]) -> None:
-        self._turn_blocks += len(digests) - len(self._turns.pop(conversation, ()))
+        self._forget_turn(conversation)
         self._turns[conversation] = digests
+        self._turn_blocks += len(digests)
+        self._users.update(digests)
         while self._turn_blocks > self._memory_limit and len(self._turns) > 1:
-            _, dropped = self._turns.popitem(last=False)
-            self._turn_blocks -= len(dropped)
+            self._forget_turn(next(iter(self._turns)))
+
+    def _forget_turn(self, conversation: str) -> tuple[bytes, ...]:
+        digests = self._turns.pop(conversation, ())
+        self._turn_blocks -= len(digests)
+        for digest in digests:
+            self._users[digest] -= 1
+            if not self._users[digest]:
+                del self._users[digest]
+        return digests

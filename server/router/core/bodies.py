@@ -15,6 +15,7 @@ from bidikv_server.router.core.requests import CHAT_PATH
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bidikv_server.router.core.policy import Keep
     from bidikv_server.router.core.requests import TurnRequest
 
 _TRANSFER_FIELDS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
@@ -64,7 +65,7 @@ def decode_body(request: TurnRequest, kv_transfer_params: dict[str, Any] | None)
 
 
 def decode_params(
-    handle: dict[str, Any] | None, *, conversation: str, salt: str, retain_s: float
+    handle: dict[str, Any] | None, *, conversation: str, salt: str, keep: Keep
 ) -> dict[str, Any] | None:
     """`kv_transfer_params` of the decode leg; None without a handle.
 
@@ -72,7 +73,14 @@ def decode_params(
     """
     if not handle:
         return None
-    return wire.decode_leg(handle, conversation=conversation, salt=salt, retain_s=retain_s)
+    return wire.decode_leg(
+        handle,
+        conversation=conversation,
+        salt=salt,
+        retain_s=keep.retain_s,
+        protect=keep.protect,
+        release=keep.release,
+    )
 
 
 def can_disaggregate(body: Mapping[str, Any]) -> bool:

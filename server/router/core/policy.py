@@ -50,18 +50,36 @@ class RoutePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """What decode does with a turn's blocks when it ends.
+
+    Attributes:
+        retain_s: Seconds to keep them readable; 0 keeps nothing.
+        protect: Hold them, within decode's budget: the client said when it comes back.
+        release: Forget what the conversation left: it has ended.
+    """
+
+    retain_s: float
+    protect: bool = False
+    release: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Retention:
     """How long decode keeps turns, in seconds."""
 
     default_s: float
     max_s: float
 
-    def seconds(self, turn: TurnHeader, *, readback: bool) -> float:
-        """For this turn; 0 keeps nothing."""
-        if not readback or turn.final or turn.kind == "aux":
-            return 0.0
-        wanted = self.default_s if turn.retain_s is None else turn.retain_s
-        return min(wanted, self.max_s)
+    def keep(self, turn: TurnHeader, *, readback: bool) -> Keep:
+        """For this turn."""
+        if not readback or turn.kind == "aux":
+            return Keep(0.0)
+        if turn.final:
+            return Keep(0.0, release=True)
+        if turn.retain_s is None:
+            return Keep(min(self.default_s, self.max_s))
+        return Keep(min(turn.retain_s, self.max_s), protect=turn.retain_s > 0)
 
 
 def plan_route(

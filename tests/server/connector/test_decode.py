@@ -39,11 +39,26 @@ def pool():
     return BlockPool(num_gpu_blocks=10, enable_caching=False, hash_block_size=BLOCK)
 
 
+class Recorder:
+    """Keeps what was counted."""
+
+    def __init__(self):
+        self.events = []
+
+    def record(self, metric, value=1, label=""):
+        self.events.append((metric, label, value))
+
+
+def start(pool, port, **settings):
+    config = ConnectorConfig(role="decode", index_port=port, **settings)
+    return DecodeRetention(
+        config, pool, Recorder(), identity=IDENTITY, block_size=BLOCK, rank=0, connection=CONNECTION
+    )
+
+
 @pytest.fixture
 def decode(pool, free_port):
-    config = ConnectorConfig(role="decode", index_port=free_port)
-    decode = DecodeRetention(config, IDENTITY, BLOCK, 0, CONNECTION)
-    decode.bind(pool)
+    decode = start(pool, free_port, protected_share=0.5)
     yield decode
     decode.close()
 
@@ -58,12 +73,16 @@ def finish(decode, pool, tokens, params, **changes):
     return ids
 
 
+def ask(decode, data):
+    return decode._index.answer(data)
+
+
 def look_up(
     decode, tokens, *, salt="tenant", identity=IDENTITY, version=messages.VERSION, adapter="", cache_salt=""
 ):
     start = digests.seed(IDENTITY, salt, cache_salt, adapter)
     chain = digests.chain(start, tokens, block_size=BLOCK, blocks=len(tokens) // BLOCK)
-    reply = decode.answer(messages.encode(messages.Lookup(version, identity, "c", b"".join(chain))))
+    reply = ask(decode, messages.encode(messages.Lookup(version, identity, "c", b"".join(chain))))
     return messages.decode(reply)
 
 
@@ -80,9 +99,9 @@ def test_blocks_handed_out_invalidate_the_read(decode, pool):
     finish(decode, pool, list(range(11)), params())
     found = look_up(decode, list(range(12)))
     check = messages.Validate(messages.VERSION, found.epoch, found.block_ids, found.generations)
-    assert messages.decode(decode.answer(messages.encode(check))).valid
+    assert messages.decode(ask(decode, messages.encode(check))).valid
     pool.get_new_blocks(pool.get_num_free_blocks())
-    assert not messages.decode(decode.answer(messages.encode(check))).valid
+    assert not messages.decode(ask(decode, messages.encode(check))).valid
     assert look_up(decode, list(range(12))).reason == Reason.EVICTED
 
 
@@ -91,7 +110,7 @@ def test_another_start_of_the_engine_confirms_nothing(decode, pool):
     finish(decode, pool, list(range(11)), params())
     found = look_up(decode, list(range(12)))
     check = messages.Validate(messages.VERSION, "another epoch", found.block_ids, found.generations)
-    assert not messages.decode(decode.answer(messages.encode(check))).valid
+    assert not messages.decode(ask(decode, messages.encode(check))).valid
 
 
 @pytest.mark.parametrize(
@@ -149,18 +168,111 @@ def test_unlike_engines_and_versions_are_refused_with_the_reason(decode):
 
 def test_malformed_messages_get_no_answer(decode):
     """Neither bytes, nor a digest list with a remainder, nor an answer in place of a question."""
-    assert decode.answer(b"\xff\x00garbage") is None
-    assert decode.answer(messages.encode(messages.Lookup(1, IDENTITY, "c", b"x" * 33))) is None
-    assert decode.answer(messages.encode(messages.Verdict(1, True))) is None
+    assert ask(decode, b"\xff\x00garbage") is None
+    assert ask(decode, messages.encode(messages.Lookup(1, IDENTITY, "c", b"x" * 33))) is None
+    assert ask(decode, messages.encode(messages.Verdict(1, True))) is None
 
 
 def test_the_wish_is_capped_by_the_engines_ttl(pool, free_port):
     """A client cannot retain for longer than the operator allows."""
-    config = ConnectorConfig(role="decode", index_port=free_port, decoder_kv_blocks_ttl=1e-9)
-    decode = DecodeRetention(config, IDENTITY, BLOCK, 0, CONNECTION)
-    decode.bind(pool)
+    decode = start(pool, free_port, decoder_kv_blocks_ttl=1e-9)
     try:
         finish(decode, pool, list(range(11)), params(retain_s=1e9))
         assert look_up(decode, list(range(12))).reason == Reason.EXPIRED
     finally:
         decode.close()
+
+
+def test_protected_blocks_are_held_and_others_are_taken_first(decode, pool):
+    """A conversation that said when it comes back keeps its blocks while the pool has any other."""
+    free = pool.get_num_free_blocks()
+    ids = finish(decode, pool, list(range(11)), params(protect=True))
+    assert pool.get_num_free_blocks() == free - 2
+    pool.free_blocks(pool.get_new_blocks(free - 2))
+    assert look_up(decode, list(range(12))).block_ids == ids[:2]
+
+
+def test_protection_makes_room_before_anything_is_allocated(decode, pool):
+    """What vLLM is about to allocate is free, whatever is protected."""
+    free = pool.get_num_free_blocks()
+    finish(decode, pool, list(range(17)), params(protect=True))
+    assert pool.get_num_free_blocks() < free
+    decode.make_room(free)
+    assert pool.get_num_free_blocks() == free
+    assert len(look_up(decode, list(range(17))).block_ids) == 4, "given up, but readable until handed out"
+
+
+def test_protection_gives_way_before_a_preemption(decode, pool):
+    """Asked in place of a preemption it frees something, until there is nothing left to free."""
+    finish(decode, pool, list(range(17)), params(protect=True))
+    for _ in range(4):
+        free = pool.get_num_free_blocks()
+        assert decode.give_way()
+        assert pool.get_num_free_blocks() > free
+    assert not decode.give_way()
+
+
+def test_protection_stays_within_its_share(decode, pool):
+    """Five of ten blocks at most, also for one long conversation."""
+    free = pool.get_num_free_blocks()
+    finish(decode, pool, list(range(29)), params(protect=True))
+    assert pool.get_num_free_blocks() == free - 5
+
+
+def test_the_next_turn_takes_its_conversations_place(decode, pool):
+    """A turn without protection ends the protection of the one before."""
+    free = pool.get_num_free_blocks()
+    finish(decode, pool, list(range(11)), params(protect=True))
+    finish(decode, pool, list(range(11)), params())
+    assert pool.get_num_free_blocks() == free
+
+
+def test_a_final_turn_releases_the_conversation(decode, pool):
+    """Nothing is held, and nothing found, after the conversation ended."""
+    free = pool.get_num_free_blocks()
+    finish(decode, pool, list(range(11)), params(protect=True))
+    finish(decode, pool, list(range(11)), params(release=True, retain_s=0.0))
+    assert pool.get_num_free_blocks() == free
+    assert look_up(decode, list(range(12))).reason == Reason.RELEASED
+
+
+def test_an_expired_promise_is_not_held(pool, free_port):
+    """Protection ends with its time at the engine's next step."""
+    decode = start(pool, free_port, protected_share=0.5, decoder_kv_blocks_ttl=1e-9)
+    try:
+        free = pool.get_num_free_blocks()
+        finish(decode, pool, list(range(11)), params(protect=True))
+        decode.settle()
+        assert pool.get_num_free_blocks() == free
+    finally:
+        decode.close()
+
+
+def test_a_reset_forgets_everything(decode, pool):
+    """After new weights no old block is confirmed or offered."""
+    finish(decode, pool, list(range(11)), params(protect=True))
+    found = look_up(decode, list(range(12)))
+    decode.clear()
+    check = messages.Validate(messages.VERSION, found.epoch, found.block_ids, found.generations)
+    assert not messages.decode(ask(decode, messages.encode(check))).valid
+    assert look_up(decode, list(range(12))).block_ids == []
+    assert pool.reset_prefix_cache()
+
+
+def test_what_happened_is_counted(decode, pool):
+    """Turns, blocks by class, losses by cause, questions by kind, and what is held now."""
+    finish(decode, pool, list(range(11)), params(protect=True))
+    finish(decode, pool, list(range(50, 61)), params(conversation="d"))
+    look_up(decode, list(range(12)))
+    ask(decode, b"garbage")
+    pool.get_new_blocks(pool.get_num_free_blocks())
+    decode.report()
+    events = decode._stats.events
+    assert ("retained_turns", "retained", 1) in events
+    assert ("retained_blocks", "protected", 2) in events
+    assert ("retained_blocks", "soft", 2) in events
+    assert ("lost_blocks", "evicted", 2) in events
+    assert ("index_requests", "lookup", 1) in events
+    assert ("index_requests", "malformed", 1) in events
+    assert ("retained_tokens", "protected", 8) in events
+    assert ("retained_tokens", "soft", 0) in events

@@ -16,6 +16,16 @@ PROMPT = list(range(200))
 CONNECTION = {"engine_id": "e", "host": "h", "port": 1, "tp_size": 2, "dcp_size": 1, "pp_size": 1}
 
 
+class Recorder:
+    """Keeps what was counted."""
+
+    def __init__(self):
+        self.events = []
+
+    def record(self, metric, value=1, label=""):
+        self.events.append((metric, label, value))
+
+
 class Request:
     """The attributes of a vLLM request that readback reads."""
 
@@ -36,7 +46,7 @@ class Request:
 @pytest.fixture
 def prefill():
     prefill = PrefillReadback(
-        ConnectorConfig(role="prefill", lookup_timeout_s=5.0), "identity", BLOCK, supported=True
+        ConnectorConfig(role="prefill", lookup_timeout_s=5.0), "identity", BLOCK, Recorder(), supported=True
     )
     yield prefill
     prefill.close()
@@ -161,7 +171,7 @@ def test_every_miss_is_a_reason_and_a_recompute(prefill, index, handle, reason):
 def test_a_peer_that_does_not_answer_is_given_up(free_port):
     """The lookup is bounded."""
     prefill = PrefillReadback(
-        ConnectorConfig(role="prefill", lookup_timeout_s=0.1), "identity", BLOCK, supported=True
+        ConnectorConfig(role="prefill", lookup_timeout_s=0.1), "identity", BLOCK, Recorder(), supported=True
     )
     try:
         request = Request([f"127.0.0.1:{free_port}"])
@@ -189,10 +199,26 @@ def test_no_lookup_without_need(prefill, request_, reason):
 
 def test_models_that_cannot_be_proven_are_refused(index):
     """Sliding-window and state-space layouts never read back."""
-    prefill = PrefillReadback(ConnectorConfig(role="prefill"), "identity", BLOCK, supported=False)
+    prefill = PrefillReadback(ConnectorConfig(role="prefill"), "identity", BLOCK, Recorder(), supported=False)
     try:
         request = Request([index(holding(8))])
         assert settled(prefill, request) == (0, False)
         assert account(prefill, request)["reason"] == Reason.UNSUPPORTED
     finally:
         prefill.close()
+
+
+def test_what_became_of_reuse_is_counted(prefill, index):
+    """Readbacks by reason, tokens by source, blocks by result, and how long it took."""
+    request = Request([index(holding(8))])
+    settled(prefill, request)
+    prefill.commit("r", list(range(13)), 128)
+    prefill.ended({"r": Reason.HIT})
+    prefill.account(request)
+    events = {(metric, label): value for metric, label, value in prefill._stats.events}
+    assert events["readbacks", "hit"] == 1
+    assert events["readback_blocks", "verified"] == 8
+    assert events["prompt_tokens", "remote"] == 128
+    assert events["prompt_tokens", "computed"] == 72
+    assert events["lookup_seconds", ""] >= 0
+    assert events["readback_seconds", ""] >= 0

@@ -107,6 +107,29 @@ def test_memory_of_losses_is_bounded():
     index.check_integrity()
 
 
+def test_release_drops_what_nobody_else_is_made_of():
+    """An ended conversation's own blocks go; what a fork shares with it stays."""
+    index = retained(RetentionIndex(9), "c", [1, 2], [5, 4])
+    retained(index, "fork", [1, 9], [5, 6])
+    index.release("c")
+    assert index.lookup("c", chain(1, 2), now_s=0.0).block_ids == (5,)
+    assert index.lookup("c", chain(1, 2), now_s=0.0).reason is Reason.RELEASED
+    assert index.lookup("fork", chain(1, 9), now_s=0.0).block_ids == (5, 6)
+    index.release("unknown")
+    index.check_integrity()
+
+
+def test_clearing_confirms_nothing():
+    """After a reset of the engine's caches no read under way is believed."""
+    index = retained(RetentionIndex(9), "c", [1], [5])
+    match = index.lookup("c", chain(1), now_s=0.0)
+    index.clear()
+    assert not index.valid(match.block_ids, match.generations)
+    assert len(index) == 0
+    assert index.take_losses() == {"evicted": 1}
+    assert index.take_losses() == {}
+
+
 class Retention(RuleBasedStateMachine):
     """Random turns, hand-outs, expiries and lookups against a model that keeps every block's true content."""
 
@@ -139,6 +162,10 @@ class Retention(RuleBasedStateMachine):
         self.content.pop(block, None)
         self.handed_out[block] += 1
         self.index.reused(block)
+
+    @rule(name=st.integers(0, 2))
+    def release(self, name):
+        self.index.release(f"c{name}")
 
     @rule(step_s=st.sampled_from([0.5, 5.0, 100.0]))
     def wait(self, step_s):

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from bidikv_server.router.core.bodies import can_disaggregate, decode_body, decode_params, prefill_body
+from bidikv_server.router.core.policy import Keep
 from bidikv_server.router.core.requests import CHAT_PATH, COMPLETIONS_PATH, TurnRequest, read_request
 
 FULL = {
@@ -81,10 +82,20 @@ def test_completions_have_one_limit():
 
 def test_no_handle_no_params():
     """Decode gets our part only along with something to pull."""
-    assert decode_params(None, conversation="c", salt="s", retain_s=1.0) is None
-    assert decode_params({}, conversation="c", salt="s", retain_s=1.0) is None
-    asked = decode_params({"h": 1}, conversation="c", salt="s", retain_s=1.0)
-    assert asked == {"h": 1, "bidikv": {"v": 1, "conversation": "c", "salt": "s", "retain_s": 1.0}}
+    assert decode_params(None, conversation="c", salt="s", keep=Keep(1.0, protect=True)) is None
+    assert decode_params({}, conversation="c", salt="s", keep=Keep(1.0, protect=True)) is None
+    asked = decode_params({"h": 1}, conversation="c", salt="s", keep=Keep(1.0, protect=True))
+    assert asked == {
+        "h": 1,
+        "bidikv": {
+            "v": 1,
+            "conversation": "c",
+            "salt": "s",
+            "retain_s": 1.0,
+            "protect": True,
+            "release": False,
+        },
+    }
 
 
 @pytest.mark.parametrize(

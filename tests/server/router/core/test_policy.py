@@ -120,4 +120,7 @@ def test_alone():
 )
 def test_retention(header, readback, seconds):
     """The client's hint within the limit; nothing for a last or auxiliary turn."""
-    assert Retention(100.0, 300.0).seconds(header, readback=readback) == seconds
+    keep = Retention(100.0, 300.0).keep(header, readback=readback)
+    assert keep.retain_s == seconds
+    assert keep.protect == (seconds > 0 and header.retain_s is not None)
+    assert keep.release == (readback and header.final)
