@@ -16,7 +16,10 @@ from bidikv_server.connector.stats import BidiStats
 from bidikv_server.connector.worker import BidiConnectorWorker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
     from vllm.v1.core.block_pool import BlockPool
@@ -51,18 +54,12 @@ class BidiNixlConnector(NixlPullConnector):
         if isinstance(self.connector_scheduler, BidiConnectorScheduler):
             self.connector_scheduler.bind_block_pool(gpu_block_pool)
 
-    def has_pending_block_frees(self) -> bool:
-        """Scheduler side: before a preemption, whether retention can give blocks up instead."""
-        return (
-            isinstance(self.connector_scheduler, BidiConnectorScheduler)
-            and self.connector_scheduler.has_pending_block_frees()
-        )
-
-    def reset_cache(self) -> bool | None:
-        """Scheduler side: forget what is retained."""
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """Scheduler side: vLLM asks at the end of every step, after it freed what finished."""
         if isinstance(self.connector_scheduler, BidiConnectorScheduler):
-            self.connector_scheduler.reset_cache()
-        return True
+            self.connector_scheduler.settle()
+        events: Iterable[KVCacheEvent] = super().take_events()
+        return events
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Either side: statistics since the last call."""

@@ -1,20 +1,23 @@
-"""Decode's scheduler side: retain finished turns softly or protected, and never at a running request's cost."""
+"""Decode's scheduler side: retain finished turns, never at a running request's cost.
+
+Every retained block is a free block that can still be read. What the pool does not know is which of them it should hand
+out last: protected ones are therefore moved to the tail of its free queue again before their turn would come.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from bidikv_server.connector import requests
 from bidikv_server.connector.core import digests, readback
-from bidikv_server.connector.core.protection import Change, Holding, ProtectedSet
+from bidikv_server.connector.core.protection import Holding, ProtectedSet
 from bidikv_server.connector.index_service import IndexService
 from bidikv_server.connector.side_channel import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
@@ -51,6 +54,9 @@ class DecodeRetention:
         self._block_size = block_size
         self._protected = ProtectedSet(int(block_pool.num_gpu_blocks * config.protected_share))
         self._to_unpin: list[int] = []
+        # Free blocks ahead of the protected ones in the queue after the last refresh, and blocks handed out since.
+        self._ahead = 0
+        self._handed_out = 0
         self._index = IndexService(identity, connection, block_pool.num_gpu_blocks)
         host, port = config.index_host, config.index_port + rank
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -66,14 +72,14 @@ class DecodeRetention:
     def retain(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         """Record a finished turn, if it is one of a known conversation and can be proven.
 
-        The blocks are referenced until `settle`, after vLLM has freed the request; protected ones for longer.
+        The blocks are referenced until `settle`, after vLLM has freed the request.
         """
         leg = requests.LegParams.of(request)
         if leg is None:
             return
         if leg.release:
             self._index.release(leg.conversation)
-            self._apply(self._protected.release(leg.conversation))
+            self._protected.release(leg.conversation)
             self._stats.record("retained_turns", 1, "final")
         if leg.retain_s <= 0:
             return
@@ -89,6 +95,8 @@ class DecodeRetention:
             block_ids=block_ids[0],
         )
         held = tuple(block_ids[0][:count])
+        if not held:
+            return
         if any(self._pool.blocks[block_id].is_null for block_id in held):
             self._stats.record("retained_turns", 1, "unsupported")
             return
@@ -99,53 +107,77 @@ class DecodeRetention:
         self._stats.record("retained_turns", 1, "retained")
 
     def _hold(self, leg: requests.LegParams, held: tuple[int, ...], tokens: int) -> None:
-        """Reference every block of the turn: the protected ones until they are given up, the others until `settle`."""
         now_s = time.monotonic()
         self._pool.touch([self._pool.blocks[block_id] for block_id in held])
+        self._to_unpin += held
+        before = len(self._protected)
         if leg.protect:
-            holding = Holding(leg.conversation, held, now_s, now_s + self._ttl_s(leg), tokens)
-            change = self._protected.admit(holding, now_s=now_s)
+            self._protected.admit(
+                Holding(leg.conversation, held, now_s, now_s + self._ttl_s(leg), tokens), now_s=now_s
+            )
         else:
-            change = self._protected.release(leg.conversation)
-        self._to_unpin += [block_id for block_id in held if block_id not in change.pin]
-        self._to_unpin += change.unpin
-        self._stats.record("retained_blocks", len(change.pin), "protected")
-        self._stats.record("retained_blocks", len(held) - len(change.pin), "soft")
+            self._protected.release(leg.conversation)
+        grown = max(0, len(self._protected) - before)
+        self._stats.record("retained_blocks", grown, "protected")
+        self._stats.record("retained_blocks", len(held) - grown, "soft")
 
     def _ttl_s(self, leg: requests.LegParams) -> float:
         return min(leg.retain_s, self._config.decoder_kv_blocks_ttl)
 
     def settle(self) -> None:
-        """Turn references into soft retention: the blocks count as free and are handed out last.
+        """Turn references into soft retention: the blocks count as free and join the tail of the free queue.
 
-        This runs at the next hook after the request was freed. Unpinning in `retain` would leave the request as the
-        last holder, and its free puts blocks that carry no prefix-cache hash at the front of the free queue.
+        Only once ours is the last reference. The request's own free, or one that vLLM defers until a running step has
+        ended, would put blocks that carry no prefix-cache hash at the front of the queue, and they would be handed out
+        first.
         """
-        self._to_unpin += self._protected.expire(time.monotonic()).unpin
-        if self._to_unpin:
-            # The first blocks of a prefix are worth most, so they join the queue last.
-            unpin, self._to_unpin = reversed(self._to_unpin), []
-            self._unpin(unpin)
+        if not self._to_unpin:
+            return
+        # The first blocks of a prefix are worth most, so they join the queue last.
+        blocks = [self._pool.blocks[block_id] for block_id in reversed(self._to_unpin)]
+        # A block that two finished turns share has two references of ours.
+        ours = Counter(self._to_unpin)
+        ready = [
+            block for block in blocks if block.ref_cnt <= ours[block.block_id] or self._held_elsewhere(block)
+        ]
+        waiting = {block.block_id for block in blocks} - {block.block_id for block in ready}
+        self._to_unpin = [block_id for block_id in self._to_unpin if block_id in waiting]
+        self._pool.unpin_blocks(ready, self._on_reuse)
 
-    def make_room(self, blocks: int) -> None:
-        """Before vLLM allocates: give protected blocks up until `blocks` blocks are free."""
-        missing = blocks - self._pool.get_num_free_blocks()
-        if missing > 0 and len(self._protected):
-            self._apply(self._protected.give_up(missing, now_s=time.monotonic()))
+    def _held_elsewhere(self, block: KVCacheBlock) -> bool:
+        """A block with a prefix-cache hash may wait for nobody: whoever frees it last puts it at the tail."""
+        return block.block_hash is not None
 
-    def give_way(self) -> bool:
-        """VLLM could not allocate for a running request and would preempt one: whether giving up helped instead."""
-        if not len(self._protected):
-            return False
-        # A step needs about a block per running request; an eighth of what is held saves asking again at once.
-        self._apply(self._protected.give_up(max(1, len(self._protected) // 8), now_s=time.monotonic()))
-        return True
+    def handed_out(self, blocks: int) -> None:
+        """The pool handed out at most `blocks`: keep the protected ones well behind the head of its free queue."""
+        self._handed_out += blocks
+        if self._handed_out * 2 >= self._ahead:
+            self._refresh()
 
-    def clear(self) -> None:
-        """Forget everything, for a reset of the engine's caches."""
-        self._apply(self._protected.release_all())
-        self.settle()
-        self._index.clear()
+    def expect(self, blocks: int) -> None:
+        """Before vLLM allocates up to `blocks` for a request: have it take every unprotected block first."""
+        if self._handed_out + blocks > self._ahead:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """Move protected blocks to the tail of the free queue, the most valuable last.
+
+        What it gains are the unprotected blocks that were freed since the last time and stand behind the protected ones. At
+        least one for every eight moves: under pressure the order of the last refresh stands, and the least valuable are
+        taken first.
+        """
+        unprotected = max(0, self._pool.get_num_free_blocks() - len(self._protected))
+        gain = unprotected - max(0, self._ahead - self._handed_out)
+        if gain <= 0 or gain * 8 < len(self._protected):
+            return
+        now_s = time.monotonic()
+        self._protected.expire(now_s)
+        protected = [self._pool.blocks[block_id] for block_id in self._protected.order(now_s)]
+        free = [block for block in protected if block.ref_cnt == 0]
+        self._pool.touch(free)
+        self._pool.unpin_blocks(free, self._on_reuse)
+        self._ahead = max(0, self._pool.get_num_free_blocks() - len(free))
+        self._handed_out = 0
 
     def report(self) -> None:
         """Carry the index thread's counts and the current holdings to the statistics."""
@@ -158,15 +190,9 @@ class DecodeRetention:
         self._stats.record("retained_tokens", protected * self._block_size, "protected")
         self._stats.record("retained_tokens", max(0, held - protected) * self._block_size, "soft")
 
-    def _apply(self, change: Change) -> None:
-        if change.unpin:
-            self._unpin(sorted(change.unpin, reverse=True))
-
-    def _unpin(self, block_ids: Iterable[int]) -> None:
-        self._pool.unpin_blocks([self._pool.blocks[block_id] for block_id in block_ids], self._on_reuse)
-
     def _on_reuse(self, block: KVCacheBlock) -> None:
         self._index.reused(block.block_id)
+        self._protected.lost(block.block_id)
 
     def close(self) -> None:
         """Stop listening. Idempotent."""

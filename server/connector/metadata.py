@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
@@ -19,7 +20,7 @@ class ReadbackCheck:
         epoch: Which start of that index promised them.
         block_ids: The blocks read, in decode's numbering.
         generations: Their generations when they were promised.
-        timeout_s: Bound on the read and on the validation after it, each, from when the worker hears of it.
+        timeout_s: Bound on handshake, read and validation together, from when the worker hears of it.
     """
 
     index_address: str
@@ -50,9 +51,17 @@ class BidiConnectorMetadata(NixlConnectorMetadata):
 
 @dataclass
 class ReadbackOutcomes(KVConnectorWorkerMetadata):
-    """How the readbacks that ended in this step ended (worker to scheduler). HIT stands for success."""
+    """What became of readbacks in this step (worker to scheduler).
+
+    Attributes:
+        outcomes: How the ones that ended ended; HIT stands for success.
+        stuck: Ranks on which an overdue read of a request may still write to the blocks it was given.
+        unstuck: Ranks on which such a read has stopped.
+    """
 
     outcomes: dict[str, Reason] = field(default_factory=dict)
+    stuck: Counter[str] = field(default_factory=Counter)
+    unstuck: Counter[str] = field(default_factory=Counter)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Merge the ranks' accounts; one rank's failure is the request's failure."""
@@ -62,4 +71,4 @@ class ReadbackOutcomes(KVConnectorWorkerMetadata):
         for request_id, reason in other.outcomes.items():
             if merged.get(request_id, Reason.HIT) is Reason.HIT:
                 merged[request_id] = reason
-        return ReadbackOutcomes(merged)
+        return ReadbackOutcomes(merged, self.stuck + other.stuck, self.unstuck + other.unstuck)

@@ -16,6 +16,7 @@ READBACK_PREFIX: Final = "bidikv-readback-"
 _FAST_POLL_S: Final = 0.001
 _SLOW_POLL_S: Final = 0.02
 _FAST_FOR_S: Final = 2.0
+_TELL_AGAIN_S: Final = 60.0
 
 
 def quiet_agent() -> Any:
@@ -34,6 +35,14 @@ def quiet_agent() -> Any:
     return nixl_agent(str(uuid.uuid4()), config)
 
 
+def _nixl_errors() -> tuple[type[Exception], ...]:
+    """NIXL's exception classes, which have no base of their own."""
+    import nixl._bindings as bindings  # noqa: PLC0415
+
+    kinds = vars(bindings).values()
+    return tuple(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception))
+
+
 class AgentProxy:
     """Passes everything through to a NIXL agent, but keeps readback notifications from the engine.
 
@@ -48,6 +57,7 @@ class AgentProxy:
         self._lock = threading.Lock()
         self._kept: dict[str, list[bytes]] = {}
         self._awake_until_s = time.monotonic() + _FAST_FOR_S
+        self._told_s = -_TELL_AGAIN_S
         self._bell = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -62,6 +72,14 @@ class AgentProxy:
         """A transfer is about to happen: poll fast for a while."""
         self._awake_until_s = time.monotonic() + _FAST_FOR_S
         self._bell.set()
+
+    def has_ended(self, handle: Any) -> bool:
+        """Whether a transfer is over, well or not. An error state is an end: nothing is written after it."""
+        try:
+            return bool(self._agent.check_xfer_state(handle) != "PROC")
+        except _nixl_errors() as error:
+            logger.warning("bidikv: a transfer ended with an error: %s", error)
+            return True
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
         """Notifications for the engine since the last call, by agent name."""
@@ -90,7 +108,14 @@ class AgentProxy:
 
     def _poll(self) -> None:
         while not self._stop.is_set():
-            self._collect()
+            try:
+                self._collect()
+            except Exception:
+                # The thread's top: without it an idle engine would never serve a read again. NIXL raises here when a
+                # peer goes away; one line a minute tells of a lasting trouble without flooding the log.
+                if time.monotonic() - self._told_s > _TELL_AGAIN_S:
+                    self._told_s = time.monotonic()
+                    logger.exception("bidikv: NIXL could not be polled; going on")
             awake = time.monotonic() < self._awake_until_s
             if self._bell.wait(_FAST_POLL_S if awake else _SLOW_POLL_S):
                 self._bell.clear()

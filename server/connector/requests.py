@@ -79,9 +79,10 @@ def provable(request: Request) -> bool:
 
 
 def seed(request: Request, leg: LegParams, identity: str) -> bytes:
-    """Start of the request's digest chain."""
-    adapter = request.lora_request.lora_name if request.lora_request else ""
-    return digests.seed(identity, leg.salt, request.cache_salt or "", adapter)
+    """Start of the request's digest chain. An adapter's name may be pointed at another one; its path tells them apart."""
+    lora = request.lora_request
+    adapter = (lora.lora_name, lora.lora_path) if lora else ("", "")
+    return digests.seed(identity, leg.salt, request.cache_salt or "", *adapter)
 
 
 def engine_identity(vllm_config: VllmConfig, block_size: int) -> str:
@@ -98,6 +99,7 @@ def engine_identity(vllm_config: VllmConfig, block_size: int) -> str:
         cache.cache_dtype,
         block_size,
         vllm_config.speculative_config is not None,
+        model.hf_overrides if isinstance(model.hf_overrides, dict) else None,
     )
     return digests.seed(*map(str, parts)).hex()
 
@@ -113,3 +115,23 @@ def layout_objection(kv_cache_config: KVCacheConfig) -> str | None:
     if not isinstance(spec, FullAttentionSpec):
         return f"its KV cache is {type(spec).__name__}, not full attention"
     return None
+
+
+def parallel_objection(vllm_config: VllmConfig) -> str | None:
+    """Why this engine's blocks cannot be addressed one by one; None when they can."""
+    parallel = vllm_config.parallel_config
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        return "context parallelism spreads a block's tokens over ranks"
+    return None
+
+
+def fence_objection(vllm_config: VllmConfig) -> str | None:
+    """Why a pull into this engine's freed blocks would not be safe; None when it is.
+
+    With asynchronous scheduling a step that still runs may write to the blocks of a request that was just aborted. vLLM
+    holds such blocks back, but only on engines that it knows as KV consumers (`Scheduler.defer_block_free`).
+    """
+    transfer = vllm_config.kv_transfer_config
+    if transfer.is_kv_consumer or vllm_config.max_concurrent_batches <= 1:
+        return None
+    return 'with asynchronous scheduling it needs kv_role "kv_both", as `bidikv engine prefill` sets it'

@@ -16,7 +16,12 @@ from bidikv_server.connector.config import ConnectorConfig, ConnectorConfigError
 from bidikv_server.connector.decode import DecodeRetention
 from bidikv_server.connector.metadata import BidiConnectorMetadata, ReadbackCheck, ReadbackOutcomes
 from bidikv_server.connector.prefill import PrefillReadback
-from bidikv_server.connector.requests import engine_identity, layout_objection
+from bidikv_server.connector.requests import (
+    engine_identity,
+    fence_objection,
+    layout_objection,
+    parallel_objection,
+)
 from bidikv_server.connector.stats import BidiStats
 
 if TYPE_CHECKING:
@@ -49,9 +54,15 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
         self._prefill: PrefillReadback | None = None
         if not config.readback:
             return
-        objection = layout_objection(kv_cache_config)
+        if config.role == "prefill" and vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
+            raise ConnectorConfigError(
+                'kv_load_failure_policy: set it to "recompute" on prefill; "fail" makes an error of every lost reuse'
+            )
+        objection = layout_objection(kv_cache_config) or parallel_objection(vllm_config)
         if self.use_host_buffer:
             objection = objection or "kv_buffer_device=cpu stages blocks in host memory"
+        if config.role == "prefill":
+            objection = objection or fence_objection(vllm_config)
         if objection is not None:
             logger.warning("bidikv: no KV is reused from decode for this model: %s", objection)
         self._config = config
@@ -68,6 +79,8 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
         Raises:
             OSError: The index port is taken.
         """
+        if self._prefill is not None:
+            self._prefill.bind(block_pool)
         if not self._retains:
             return
         parallel = self.vllm_config.parallel_config
@@ -91,8 +104,7 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
     def on_new_request(self, request: Request) -> None:
         """Start a prefill request's lookup early, so that the answer is there when the scheduler asks."""
         super().on_new_request(request)
-        if self._decode is not None:
-            self._decode.settle()
+        self.settle()
         if self._prefill is not None and (request.kv_transfer_params or {}).get("do_remote_decode"):
             self._prefill.start(request)
 
@@ -106,7 +118,7 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
         """
         if not (request.kv_transfer_params or {}).get("do_remote_decode"):
             if self._decode is not None:
-                self._decode.make_room(-(-request.num_tokens // self.block_size) + 1)
+                self._decode.expect(-(-(request.num_tokens - num_computed_tokens) // self.block_size) + 1)
             stock: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
             return stock
         if self._prefill is None:
@@ -118,6 +130,8 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
     ) -> None:
         """Commit the planned pull to the blocks that were allocated for it."""
         params = request.kv_transfer_params or {}
+        if self._decode is not None:
+            self._decode.handed_out(len(blocks.get_block_ids()[0]))
         if not params.get("do_remote_decode"):
             super().update_state_after_alloc(request, blocks, num_external_tokens)
             return
@@ -130,9 +144,8 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> BidiConnectorMetadata:
         """Hand this step's reads, and what it takes to believe them, to the workers."""
         if self._decode is not None:
-            self._decode.settle()
-            # The next step may need a block for each request that runs.
-            self._decode.make_room(len(scheduler_output.num_scheduled_tokens))
+            grown = scheduler_output.scheduled_cached_reqs.new_block_ids
+            self._decode.handed_out(sum(len(blocks[0]) for blocks in grown if blocks))
         stock = super().build_connector_meta(scheduler_output)
         checks: dict[str, ReadbackCheck] = {}
         if self._prefill is not None:
@@ -151,8 +164,11 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
         """Learn how reads ended."""
         super().update_connector_output(connector_output)
         meta = connector_output.kv_connector_worker_meta
-        if self._prefill is not None and isinstance(meta, ReadbackOutcomes):
-            self._prefill.ended(meta.outcomes)
+        if self._prefill is None:
+            return
+        if isinstance(meta, ReadbackOutcomes):
+            self._prefill.ended(meta)
+        self._prefill.over(connector_output.finished_recving or ())
 
     def request_finished(
         self, request: Request, block_ids: tuple[list[int], ...]
@@ -171,14 +187,10 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
             self._decode.retain(request, block_ids)
         return delay_free, answer
 
-    def has_pending_block_frees(self) -> bool:
-        """VLLM would preempt a running request: whether giving protected blocks up helps instead."""
-        return self._decode is not None and self._decode.give_way()
-
-    def reset_cache(self) -> None:
-        """Forget everything retained, with the engine's own caches."""
+    def settle(self) -> None:
+        """After vLLM has freed what finished in a step: let go of the blocks that were retained in it."""
         if self._decode is not None:
-            self._decode.clear()
+            self._decode.settle()
 
     def take_stats(self) -> BidiStats | None:
         """What happened on this side since the last call; None if nothing did."""

@@ -6,6 +6,8 @@ what does not carry it is dropped unread; without one it is empty.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hmac
 import itertools
 import logging
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.bidikv")
 
 _STOP_POLL_MS: Final = 500
+_LONGEST_POLL_MS: Final = 60_000
+"""ZeroMQ takes a C int; a caller may have any timeout."""
 
 
 SECRET_VARIABLE: Final = "BIDIKV_SECRET"  # noqa: S105  (the name of a variable)
@@ -94,7 +98,12 @@ class Server:
             if opened is None:
                 continue
             correlation, body = opened
-            reply = self._handle(body)
+            try:
+                reply = self._handle(body)
+            except Exception:
+                # The thread's top: one message must not cost every later one its answer.
+                logger.exception("bidikv: a side-channel message could not be answered")
+                continue
             if reply is not None:
                 self._socket.send_multipart(
                     [peer, correlation, _seal(self._secret, correlation, reply), reply]
@@ -132,6 +141,9 @@ class Client:
     def submit(self, address: str, message: bytes, *, timeout_s: float) -> Future[bytes]:
         """Ask `host:port`; the future ends within `timeout_s` (plus scheduling delay) whatever the peer does."""
         future: Future[bytes] = Future()
+        if self._closed or not self._thread.is_alive():
+            future.set_exception(OSError(errno.EPIPE, f"side channel closed: {address} was not asked"))
+            return future
         self._outbox.put((address, message, time.monotonic() + timeout_s, future))
         self._ring()
         return future
@@ -149,14 +161,34 @@ class Client:
         self._context.term()
 
     def _ring(self) -> None:
-        with self._bell_lock:
-            self._bell.send(b"")
+        # A full bell has been rung already; the engine's thread never waits here.
+        with self._bell_lock, contextlib.suppress(zmq.Again):
+            self._bell.send(b"", flags=zmq.NOBLOCK)
 
     def _run(self) -> None:
         exchange = _Exchange(self._context, self._secret)
-        while exchange.step(self._outbox):
-            pass
-        exchange.close()
+        try:
+            while exchange.step(self._outbox):
+                pass
+        except Exception:
+            # The thread's top: without it every later request would only end at its caller's own deadline.
+            logger.exception(
+                "bidikv: the side channel stopped; no KV is reused until the engine is restarted"
+            )
+        finally:
+            exchange.close()
+            _refuse_all(self._outbox)
+
+
+def _refuse_all(outbox: SimpleQueue[tuple[str, bytes, float, Future[bytes]] | None]) -> None:
+    """End what was queued after the thread had stopped listening."""
+    while True:
+        try:
+            item = outbox.get_nowait()
+        except Empty:
+            return
+        if item is not None:
+            item[3].set_exception(TimeoutError(f"side channel closed while asking {item[0]}"))
 
 
 class _Exchange:
@@ -201,29 +233,36 @@ class _Exchange:
         if not self._pending:
             return None
         nearest = min(deadline for deadline, _, _ in self._pending.values())
-        return max(0, int((nearest - time.monotonic()) * 1000) + 1)
+        return min(_LONGEST_POLL_MS, max(0, int((nearest - time.monotonic()) * 1000) + 1))
 
     def _send(self, address: str, message: bytes, deadline_s: float, future: Future[bytes]) -> None:
         correlation = next(self._numbers).to_bytes(8, "little")
-        peer = self._peers.get(address)
-        if peer is None:
-            peer = _socket(self._context, zmq.DEALER)
-            try:
-                peer.connect(_endpoint(address))
-            except zmq.ZMQError as error:
-                peer.close()
-                future.set_exception(OSError(error.errno, f"{address}: {error.strerror}"))
-                return
-            self._poller.register(peer, zmq.POLLIN)
-            self._peers[address] = peer
         try:
+            peer = self._peer(address)
             peer.send_multipart(
                 [correlation, _seal(self._secret, correlation, message), message], flags=zmq.NOBLOCK
             )
         except zmq.Again:
             future.set_exception(TimeoutError(f"{address} does not take requests"))
-            return
-        self._pending[correlation] = (deadline_s, future, address)
+        except (zmq.ZMQError, ValueError) as error:
+            # Out of file descriptors, an address that is none: this request's loss, not the thread's.
+            future.set_exception(OSError(getattr(error, "errno", errno.EINVAL), f"{address}: {error}"))
+        else:
+            self._pending[correlation] = (deadline_s, future, address)
+
+    def _peer(self, address: str) -> zmq.Socket[bytes]:
+        peer = self._peers.get(address)
+        if peer is not None:
+            return peer
+        peer = _socket(self._context, zmq.DEALER)
+        try:
+            peer.connect(_endpoint(address))
+        except (zmq.ZMQError, ValueError):
+            peer.close()
+            raise
+        self._poller.register(peer, zmq.POLLIN)
+        self._peers[address] = peer
+        return peer
 
     def _receive(self, peer: zmq.Socket[bytes]) -> None:
         opened = _opened(self._secret, peer.recv_multipart())
@@ -233,12 +272,14 @@ class _Exchange:
 
     def _time_out(self) -> None:
         now_s = time.monotonic()
-        for correlation, (deadline_s, future, address) in list(self._pending.items()):
-            if deadline_s <= now_s:
-                del self._pending[correlation]
-                # What is queued for a dead peer would be delivered to whoever binds its port next.
-                stale = self._peers.pop(address, None)
-                if stale is not None:
-                    self._poller.unregister(stale)
-                    stale.close()
-                future.set_exception(TimeoutError(f"{address} did not answer in time"))
+        overdue = [item for item in self._pending.items() if item[1][0] <= now_s]
+        for correlation, _ in overdue:
+            del self._pending[correlation]
+        waiting_for = {address for _, _, address in self._pending.values()}
+        for _, (_, future, address) in overdue:
+            # What is queued for a dead peer would be delivered to whoever binds its port next.
+            stale = self._peers.pop(address, None) if address not in waiting_for else None
+            if stale is not None:
+                self._poller.unregister(stale)
+                stale.close()
+            future.set_exception(TimeoutError(f"{address} did not answer in time"))

@@ -10,7 +10,7 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.platforms import current_platform
@@ -36,9 +36,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.bidikv")
 
 
+_LEAST_VALIDATION_S: Final = 1.0
+"""A read that ended just before its deadline still gets this long to be confirmed."""
+
+
 @dataclass(slots=True)
 class _Reading:
-    """One readback on this rank: reading until `verdict` is asked for, then waiting for it."""
+    """One readback on this rank: reading until `verdict` is asked for, then waiting for it; `deadline_s` bounds both."""
 
     check: ReadbackCheck
     deadline_s: float
@@ -75,7 +79,9 @@ class BidiConnectorWorker(NixlPullConnectorWorker):
         self.xfer_stats = BidiStats()
         self._client = Client(secret=config.secret.get_secret_value())
         self._readings: dict[str, _Reading] = {}
-        self._outcomes: dict[str, Reason] = {}
+        # Handles of overdue reads, by request.
+        self._stuck: dict[str, list[int]] = {}
+        self._outcomes = ReadbackOutcomes()
 
     def start_load_kv(self, metadata: BidiConnectorMetadata) -> None:
         """Note what has to be validated, then start the reads."""
@@ -91,52 +97,70 @@ class BidiConnectorWorker(NixlPullConnectorWorker):
         if transfers is not self._recving_transfers:
             stock: tuple[set[str], set[str]] = super()._pop_done_transfers(transfers)
             return stock
-        overdue = self._cancel_overdue(transfers)
+        self._poll_stuck()
+        now_s = time.monotonic()
+        overdue = self._set_aside_overdue(transfers, now_s)
         done, failed = super()._pop_done_transfers(transfers)
         failed |= overdue
         for request_id in (done & self._readings.keys()) - failed - self._recv_failures:
-            self._ask(self._readings[request_id])
+            self._ask(self._readings[request_id], now_s)
             done.discard(request_id)
         for request_id, reading in self._readings.items():
-            if reading.verdict is not None and reading.verdict.done():
+            if reading.verdict is not None and (reading.verdict.done() or now_s >= reading.deadline_s):
                 if self._confirmed(reading.verdict):
                     done.add(request_id)
                 else:
                     # Reported as failed by get_transfer_results: no handle of it is outstanding any more.
                     failed.add(request_id)
-                    self._outcomes[request_id] = Reason.VALIDATION_FAILED
+                    self._outcomes.outcomes[request_id] = Reason.VALIDATION_FAILED
         return done, failed
 
-    def _cancel_overdue(self, transfers: dict[str, list[int]]) -> set[str]:
-        """Take back reads that outlived their bound. A handle that cannot be released keeps its blocks.
+    def _set_aside_overdue(self, transfers: dict[str, list[int]], now_s: float) -> set[str]:
+        """Fail reads that outlived their bound, and keep their handles: until they end, the transport may still write.
 
-        Releasing is what makes it safe to give the blocks back: until then the transport may still write to them.
+        The scheduler side holds their blocks back meanwhile (`quarantine.py`). A read still in its handshake has nothing
+        under way; vLLM's own time-out ends it.
         """
-        now_s = time.monotonic()
-        cancelled = set()
-        for request_id, reading in self._readings.items():
-            if reading.deadline_s > now_s or request_id not in transfers:
-                continue
-            kept = [h for h in transfers[request_id] if not self._try_release_xfer_handle(request_id, h)]
-            if kept:
-                transfers[request_id] = kept
-            else:
-                del transfers[request_id]
-                cancelled.add(request_id)
-        return cancelled
+        overdue = {
+            request_id
+            for request_id, reading in self._readings.items()
+            if now_s >= reading.deadline_s and transfers.get(request_id)
+        }
+        for request_id in overdue:
+            self._stuck[request_id] = transfers.pop(request_id)
+            self._outcomes.stuck[request_id] += 1
+        return overdue
 
-    def _ask(self, reading: _Reading) -> None:
+    def _poll_stuck(self) -> None:
+        """Let handles of overdue reads go once they have ended, well or not."""
+        for request_id, handles in list(self._stuck.items()):
+            running = [handle for handle in handles if not self._has_ended(request_id, handle)]
+            if running:
+                self._stuck[request_id] = running
+            else:
+                del self._stuck[request_id]
+                self._outcomes.unstuck[request_id] += 1
+
+    def _has_ended(self, request_id: str, handle: int) -> bool:
+        if not self.nixl_wrapper.has_ended(handle):
+            return False
+        released: bool = self._try_release_xfer_handle(request_id, handle)
+        return released
+
+    def _ask(self, reading: _Reading, now_s: float) -> None:
         check = reading.check
         message = messages.Validate(
             messages.VERSION, check.epoch, list(check.block_ids), list(check.generations)
         )
+        timeout_s = max(_LEAST_VALIDATION_S, reading.deadline_s - now_s)
+        reading.deadline_s = now_s + timeout_s
         reading.verdict = self._client.submit(
-            check.index_address, messages.encode(message), timeout_s=check.timeout_s
+            check.index_address, messages.encode(message), timeout_s=timeout_s
         )
 
     @staticmethod
     def _confirmed(verdict: Future[bytes]) -> bool:
-        if verdict.exception() is not None:
+        if not verdict.done() or verdict.exception() is not None:
             return False
         reply = messages.decode(verdict.result())
         return isinstance(reply, messages.Verdict) and reply.v == messages.VERSION and reply.valid
@@ -147,13 +171,13 @@ class BidiConnectorWorker(NixlPullConnectorWorker):
         for request_id in results.finished_recving & self._readings.keys():
             del self._readings[request_id]
             failed = request_id in results.failed_recving
-            self._outcomes.setdefault(request_id, Reason.TRANSFER_FAILED if failed else Reason.HIT)
+            self._outcomes.outcomes.setdefault(request_id, Reason.TRANSFER_FAILED if failed else Reason.HIT)
         return results
 
     def take_outcomes(self) -> ReadbackOutcomes | None:
-        """Readbacks that ended since the last call."""
-        outcomes, self._outcomes = self._outcomes, {}
-        return ReadbackOutcomes(outcomes) if outcomes else None
+        """What became of readbacks since the last call; None if nothing did."""
+        taken, self._outcomes = self._outcomes, ReadbackOutcomes()
+        return taken if taken != ReadbackOutcomes() else None
 
     def shutdown(self) -> None:
         """Stop our threads, then let NIXL clean up."""

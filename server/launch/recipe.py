@@ -124,7 +124,9 @@ def kv_transfer_config(spec: EngineSpec) -> dict[str, Any]:
     return {
         "kv_connector": "BidiNixlConnector",
         "kv_connector_module_path": "bidikv_server.connector",
-        "kv_role": "kv_producer" if spec.role == "prefill" else "kv_consumer",
+        # A prefill engine that reads back consumes KV too. vLLM has to know: as a mere producer it would hand out the blocks
+        # of an aborted request while a step still writes to them, and a readback could land there.
+        "kv_role": _kv_role(spec),
         # A block that cannot be loaded is recomputed; vLLM's default fails the request.
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
@@ -138,6 +140,12 @@ def kv_transfer_config(spec: EngineSpec) -> dict[str, Any]:
             "kv_recompute_threshold": RECOMPUTE_THRESHOLD_TOKENS,
         },
     }
+
+
+def _kv_role(spec: EngineSpec) -> str:
+    if spec.role == "decode":
+        return "kv_consumer"
+    return "kv_both" if spec.readback else "kv_producer"
 
 
 # A template that writes a tool call as its bare arguments needs an engine that generates them so, without

@@ -171,3 +171,28 @@ def test_reuse_is_announced_before_the_new_owner_has_the_block():
     blocks.unpin_blocks(request, lambda block: holders.append(block.ref_cnt))
     blocks.get_new_blocks(blocks.get_num_free_blocks())
     assert holders == [0]
+
+
+def test_freed_blocks_are_fenced_on_consumers_only():
+    """Why a prefill engine that reads back is `kv_both`: vLLM holds freed blocks back from a running step only then."""
+    init = source(Scheduler.__init__)
+    assert "if multiple_inflight_batches and kv_transfer_config.is_kv_consumer:" in init
+    assert "self.vllm_config.max_concurrent_batches > 1" in init
+
+
+def test_settled_after_the_frees_of_a_step():
+    """`take_events` is the hook that runs after vLLM has freed what finished, in every step."""
+    body = source(Scheduler.update_from_output)
+    assert body.index("_free_request") < body.index("self.connector.take_events()")
+
+
+def test_a_cache_reset_announces_every_retained_block():
+    """Softly retained blocks do not outlive a reset of the prefix cache."""
+    blocks = pool()
+    request = blocks.get_new_blocks(2)
+    blocks.touch(request)
+    blocks.free_blocks(request)
+    reused = []
+    blocks.unpin_blocks(request, lambda block: reused.append(block.block_id))
+    assert blocks.reset_prefix_cache()
+    assert sorted(reused) == sorted(block.block_id for block in request)

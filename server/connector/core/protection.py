@@ -1,18 +1,14 @@
-"""Protected retention: which conversations' blocks decode holds on to, within a budget, and which it gives up first.
+"""Protected retention: whose blocks decode's pool should hand out after every other, and in which order.
 
-Pure bookkeeping over block ids. The caller owns the block pool and does what the returned lists say: a block in `pin`
-keeps the reference it was just given, a block in `unpin` loses one. Blocks that several conversations share are held
-once. Times are seconds on the caller's monotonic clock.
+Pure bookkeeping over block ids: nothing here holds a reference. Protected blocks are free blocks that the caller keeps
+moving to the tail of the pool's free queue, so a request that needs them simply takes them. Times are seconds on the
+caller's monotonic clock.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 MEDIAN_GAP_S: Final = 2.0
 """Half of an agent's next turns come within about this time (published traces of agents: 1.6 s)."""
@@ -50,66 +46,70 @@ class Holding:
         return returns * (1 + self.tokens / CROSSOVER_TOKENS)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What to do with the pool's references."""
-
-    pin: frozenset[int] = field(default=frozenset())
-    unpin: frozenset[int] = field(default=frozenset())
-
-
 class ProtectedSet:
-    """All holdings of one engine, never more than `budget_blocks` blocks."""
+    """All holdings of one engine, never more than `budget_blocks` blocks; shared ones count once."""
 
     def __init__(self, budget_blocks: int) -> None:
         """Hold nothing yet."""
         self._budget_blocks = budget_blocks
         self._holdings: dict[str, Holding] = {}
-        self._holders: Counter[int] = Counter()
+        self._holders: dict[int, set[str]] = {}
 
     def __len__(self) -> int:
-        """Blocks held, shared ones once."""
+        """Blocks held."""
         return len(self._holders)
+
+    def __contains__(self, block_id: int) -> bool:
+        """Whether a block is protected."""
+        return block_id in self._holders
 
     def __repr__(self) -> str:
         return f"<ProtectedSet conversations={len(self._holdings)} blocks={len(self)}/{self._budget_blocks}>"
 
-    def admit(self, holding: Holding, *, now_s: float) -> Change:
-        """Protect a finished turn in place of its conversation's earlier one, and stay within the budget."""
-        before = set(self._holders)
-        self._remove(holding.conversation)
-        kept = holding.block_ids[: self._budget_blocks]
-        if kept:
-            self._add(replace(holding, block_ids=kept))
-        self._expire(now_s)
-        self._give_up(len(self) - self._budget_blocks, now_s)
-        return self._change_since(before)
+    def admit(self, holding: Holding, *, now_s: float) -> None:
+        """Protect a finished turn in place of its conversation's earlier one, and stay within the budget.
 
-    def release(self, conversation: str) -> Change:
+        Over it, the least valuable conversation is shortened first, from its end: every block of a prefix needs those
+        before it.
+        """
+        self.release(holding.conversation)
+        self.expire(now_s)
+        self._add(replace(holding, block_ids=holding.block_ids[: self._budget_blocks]))
+        for victim in self._by_value(now_s):
+            if len(self) <= self._budget_blocks:
+                return
+            self.release(victim.conversation)
+            if len(self) <= self._budget_blocks:
+                self._add(replace(victim, block_ids=victim.block_ids[: self._room_for(victim)]))
+
+    def release(self, conversation: str) -> None:
         """Stop protecting a conversation."""
-        before = set(self._holders)
-        self._remove(conversation)
-        return self._change_since(before)
+        holding = self._holdings.pop(conversation, None)
+        for block_id in holding.block_ids if holding else ():
+            holders = self._holders[block_id]
+            holders.discard(conversation)
+            if not holders:
+                del self._holders[block_id]
 
-    def release_all(self) -> Change:
-        """Stop protecting anything."""
-        before = set(self._holders)
-        self._holdings.clear()
-        self._holders.clear()
-        return self._change_since(before)
-
-    def expire(self, now_s: float) -> Change:
+    def expire(self, now_s: float) -> None:
         """Stop protecting what did not come back in time."""
-        before = set(self._holders)
-        self._expire(now_s)
-        return self._change_since(before)
+        for conversation in [h.conversation for h in self._holdings.values() if h.expires_at_s <= now_s]:
+            self.release(conversation)
 
-    def give_up(self, blocks: int, *, now_s: float) -> Change:
-        """Make at least `blocks` blocks free, or all there are: least valuable conversation first, its tail first."""
-        before = set(self._holders)
-        self._expire(now_s)
-        self._give_up(blocks - (len(before) - len(self)), now_s)
-        return self._change_since(before)
+    def lost(self, block_id: int) -> None:
+        """The pool handed this block out; what follows it in a prefix is of no use any more."""
+        for conversation in list(self._holders.get(block_id, ())):
+            holding = self._holdings[conversation]
+            self.release(conversation)
+            self._add(replace(holding, block_ids=holding.block_ids[: holding.block_ids.index(block_id)]))
+
+    def order(self, now_s: float) -> list[int]:
+        """Every protected block once, least worth keeping first: by conversation, and each from its end."""
+        ordered: dict[int, None] = {}
+        for holding in reversed(self._by_value(now_s)):
+            # Most valuable first, so that a shared block takes the place of its most valuable holder.
+            ordered.update(dict.fromkeys(holding.block_ids))
+        return list(reversed(ordered))
 
     def check_integrity(self) -> None:
         """Recount the holders.
@@ -117,52 +117,28 @@ class ProtectedSet:
         Raises:
             RuntimeError: The count is off, or the budget is exceeded.
         """
-        recount: Counter[int] = Counter()
+        recount: dict[int, set[str]] = {}
         for holding in self._holdings.values():
-            recount.update(set(holding.block_ids))
+            for block_id in holding.block_ids:
+                recount.setdefault(block_id, set()).add(holding.conversation)
         if recount != self._holders or len(self) > self._budget_blocks:
             raise RuntimeError(f"protected set is inconsistent: {self!r}")
 
-    def _expire(self, now_s: float) -> None:
-        for conversation in [h.conversation for h in self._holdings.values() if h.expires_at_s <= now_s]:
-            self._remove(conversation)
+    def _by_value(self, now_s: float) -> list[Holding]:
+        return sorted(self._holdings.values(), key=lambda h: (h.value(now_s), h.conversation))
 
-    def _give_up(self, blocks: int, now_s: float) -> None:
-        target = len(self) - blocks
-        for holding in sorted(self._holdings.values(), key=lambda h: (h.value(now_s), h.conversation)):
-            if len(self) <= target:
-                return
-            self._remove(holding.conversation)
-            if len(self) > target:
-                continue
-            # Every block of a prefix needs those before it, so it is shortened from the end.
-            keep = self._longest_fitting(holding.block_ids, target)
-            if keep:
-                self._add(replace(holding, block_ids=holding.block_ids[:keep]))
-
-    def _longest_fitting(self, block_ids: Sequence[int], target: int) -> int:
-        """How many leading blocks may stay with at most `target` blocks held in all."""
-        room = target - len(self)
-        for count, block_id in enumerate(block_ids):
+    def _room_for(self, holding: Holding) -> int:
+        """How many leading blocks fit into what is left of the budget."""
+        room = self._budget_blocks - len(self)
+        for count, block_id in enumerate(holding.block_ids):
             if block_id not in self._holders:
                 if room <= 0:
                     return count
                 room -= 1
-        return len(block_ids)
+        return len(holding.block_ids)
 
     def _add(self, holding: Holding) -> None:
-        self._holdings[holding.conversation] = holding
-        self._holders.update(set(holding.block_ids))
-
-    def _remove(self, conversation: str) -> None:
-        holding = self._holdings.pop(conversation, None)
-        if holding is None:
-            return
-        for block_id in set(holding.block_ids):
-            self._holders[block_id] -= 1
-            if not self._holders[block_id]:
-                del self._holders[block_id]
-
-    def _change_since(self, before: set[int]) -> Change:
-        now = set(self._holders)
-        return Change(frozenset(now - before), frozenset(before - now))
+        if holding.block_ids:
+            self._holdings[holding.conversation] = holding
+        for block_id in holding.block_ids:
+            self._holders.setdefault(block_id, set()).add(holding.conversation)

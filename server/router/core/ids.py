@@ -12,7 +12,9 @@ ConversationKey = NewType("ConversationKey", str)
 EngineUrl = NewType("EngineUrl", str)
 """An engine's base URL, as configured."""
 
-_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+"""What may become an engine's request id. NIXL's heartbeats join ids with commas and colons: an id that holds one would
+not be found again, and its blocks be freed before decode has read them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import pytest
 
 from bidikv_server.connector.config import ConnectorConfig, ConnectorConfigError
+from bidikv_server.connector.requests import fence_objection, parallel_objection
 
 
 def test_defaults():
@@ -59,3 +60,31 @@ def test_the_secret_is_not_shown():
     config = ConnectorConfig.parse({"bidikv": {"role": "decode"}}, secret="hunter2")
     assert "hunter2" not in repr(config)
     assert config.secret.get_secret_value() == "hunter2"
+
+
+class Transfer:
+    """The attributes of vLLM's configuration that the fence depends on."""
+
+    def __init__(self, *, consumer, batches):
+        self.kv_transfer_config = self
+        self.is_kv_consumer = consumer
+        self.max_concurrent_batches = batches
+
+
+@pytest.mark.parametrize(
+    ("consumer", "batches", "safe"), [(True, 2, True), (True, 1, True), (False, 1, True), (False, 2, False)]
+)
+def test_pulls_need_vllms_fence(consumer, batches, safe):
+    """A mere producer with steps that overlap would hand out blocks that are still being written."""
+    objection = fence_objection(Transfer(consumer=consumer, batches=batches))
+    assert (objection is None) == safe
+    assert safe or "kv_both" in objection
+
+
+@pytest.mark.parametrize(("dcp", "pcp", "safe"), [(1, 1, True), (2, 1, False), (1, 2, False)])
+def test_context_parallelism_is_refused(dcp, pcp, safe):
+    """A block id then names another rank's tokens."""
+    config = Transfer(consumer=True, batches=1)
+    config.parallel_config = config
+    config.decode_context_parallel_size, config.prefill_context_parallel_size = dcp, pcp
+    assert (parallel_objection(config) is None) == safe

@@ -1,12 +1,15 @@
 """Prefill's lookups and plans against a real side channel, without an engine."""
 
+import socket
 import threading
+from collections import Counter
 from concurrent.futures import wait
 
 import pytest
 
 from bidikv_server.connector import messages
 from bidikv_server.connector.config import ConnectorConfig
+from bidikv_server.connector.metadata import ReadbackOutcomes
 from bidikv_server.connector.prefill import PrefillReadback
 from bidikv_server.connector.side_channel import Server
 from bidikv_server.reasons import Reason
@@ -14,6 +17,12 @@ from bidikv_server.reasons import Reason
 BLOCK = 16
 PROMPT = list(range(200))
 CONNECTION = {"engine_id": "e", "host": "h", "port": 1, "tp_size": 2, "dcp_size": 1, "pp_size": 1}
+
+
+def free_address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 class Recorder:
@@ -75,12 +84,16 @@ def holding(count, reason=Reason.HIT):
     return handle
 
 
+def await_answers(prefill):
+    lookup = prefill._turns["r"].lookup
+    if lookup is not None:
+        wait([future for _, future in lookup._asked], timeout=10)
+
+
 def settled(prefill, request, local_tokens=0):
     """Ask as vLLM does, once the lookup has ended."""
     prefill.start(request)
-    future = prefill._lookups["r"].future
-    if future is not None:
-        wait([future], timeout=10)
+    await_answers(prefill)
     return prefill.matched_tokens("r", local_tokens)
 
 
@@ -96,7 +109,7 @@ def test_a_lookup_under_way_makes_vllm_ask_again(prefill, index):
     prefill.start(Request([address]))
     assert prefill.matched_tokens("r", 0) == (None, False)
     release.set()
-    wait([prefill._lookups["r"].future], timeout=10)
+    await_answers(prefill)
     assert prefill.matched_tokens("r", 0) == (64, True)
 
 
@@ -111,7 +124,7 @@ def test_a_pull_reads_the_proven_blocks_into_the_allocated_ones(prefill, index):
     assert read.kv_transfer_params["remote_block_ids"] == (list(range(52, 58)),)
     assert read.kv_transfer_params["tp_size"] == 2
     assert (read.check.block_ids, read.check.generations) == (tuple(range(52, 58)), (3,) * 6)
-    prefill.ended({"r": Reason.HIT})
+    prefill.ended(ReadbackOutcomes({"r": Reason.HIT}))
     assert account(prefill, request) == {
         "v": 1, "reason": "hit", "prompt_tokens": 200, "remote_tokens": 96, "local_tokens": 32,
         "computed_tokens": 72, "diverged_at_token": None,
@@ -124,19 +137,106 @@ def test_a_failed_read_is_not_tried_again(prefill, index, outcome):
     request = Request([index(holding(8))])
     settled(prefill, request)
     prefill.commit("r", list(range(13)), 128)
-    prefill.ended({"r": outcome})
+    prefill.ended(ReadbackOutcomes({"r": outcome}))
     assert prefill.matched_tokens("r", 16) == (0, False)
     result = account(prefill, request)
-    assert (result["reason"], result["remote_tokens"], result["computed_tokens"]) == (outcome, 0, 184)
+    assert (result["reason"], result["remote_tokens"], result["computed_tokens"]) == (outcome, 0, 200)
 
 
 def test_a_preempted_request_is_not_parked_again(prefill, index):
-    """After a good read and a preemption vLLM asks anew; the answer is to compute."""
+    """After a good read and a preemption vLLM asks anew, now with what was pulled as a local hit: compute the rest."""
+    request = Request([index(holding(8))])
+    settled(prefill, request, local_tokens=16)
+    prefill.commit("r", list(range(13)), 112)
+    prefill.ended(ReadbackOutcomes({"r": Reason.HIT}))
+    assert prefill.matched_tokens("r", 192) == (0, False)
+    result = account(prefill, request)
+    assert (result["remote_tokens"], result["local_tokens"], result["computed_tokens"]) == (112, 16, 72)
+    assert all(value >= 0 for _, _, value in prefill._stats.events)
+
+
+def test_one_ranks_failure_is_final(prefill, index):
+    """A slower rank's success does not undo it."""
     request = Request([index(holding(8))])
     settled(prefill, request)
     prefill.commit("r", list(range(13)), 128)
-    prefill.ended({"r": Reason.HIT})
-    assert prefill.matched_tokens("r", 0) == (0, False)
+    prefill.ended(ReadbackOutcomes({"r": Reason.TRANSFER_FAILED}))
+    prefill.ended(ReadbackOutcomes({"r": Reason.HIT}))
+    result = account(prefill, request)
+    assert (result["reason"], result["remote_tokens"]) == (Reason.TRANSFER_FAILED, 0)
+
+
+def test_an_offer_that_vllm_refuses_is_no_hit(prefill, index):
+    """A request that must compute its whole prompt is not allocated a pull."""
+    request = Request([index(holding(8))])
+    assert settled(prefill, request) == (128, True)
+    assert account(prefill, request)["reason"] == Reason.UNSUPPORTED
+
+
+def test_an_offer_taken_in_part_is_read_in_part(prefill, index):
+    """Fewer whole blocks than planned are fine; more, or part of one, is vLLM's mistake."""
+    settled(prefill, Request([index(holding(8))]))
+    with pytest.raises(RuntimeError, match="not planned"):
+        prefill.commit("r", list(range(13)), 144)
+    with pytest.raises(RuntimeError, match="not planned"):
+        prefill.commit("r", list(range(13)), 17)
+    prefill.commit("r", list(range(13)), 64)
+    (read,) = prefill.take_reads()
+    assert read.kv_transfer_params["remote_block_ids"] == ([50, 51, 52, 53],)
+    assert read.check.generations == (3, 3, 3, 3)
+
+
+def test_all_sources_are_asked_and_the_longest_offer_is_taken(prefill):
+    """Each data-parallel rank of a decode engine has an index of its own; one that is gone costs nothing but its bound."""
+    servers = [Server(free_address(), holding(count)) for count in (5, 8)]
+    try:
+        request = Request([servers[0].address, servers[1].address])
+        assert settled(prefill, request) == (128, True)
+        prefill.commit("r", list(range(13)), 128)
+        assert prefill.take_reads()[0].check.index_address == servers[1].address
+    finally:
+        for server in servers:
+            server.close()
+
+
+class Pool:
+    """Counts references as vLLM's block pool does."""
+
+    def __init__(self):
+        self.blocks = [Block(number) for number in range(20)]
+
+    def touch(self, blocks):
+        for block in blocks:
+            block.ref_cnt += 1
+
+    def free_blocks(self, blocks):
+        for block in blocks:
+            block.ref_cnt -= 1
+
+
+class Block:
+    """A block of that pool."""
+
+    def __init__(self, number):
+        self.block_id, self.ref_cnt = number, 0
+
+
+def test_blocks_of_a_stuck_read_are_quarantined(prefill, index):
+    """Also when the request was aborted and forgotten: no block is free while a rank may still write to it."""
+    pool = Pool()
+    prefill.bind(pool)
+    request = Request([index(holding(8))])
+    settled(prefill, request)
+    prefill.commit("r", list(range(13)), 128)
+    prefill.account(request)
+    prefill.ended(ReadbackOutcomes({"r": Reason.TRANSFER_FAILED}, stuck=Counter(r=2)))
+    prefill.over(["r"])
+    assert [block.block_id for block in pool.blocks if block.ref_cnt] == list(range(8))
+    prefill.ended(ReadbackOutcomes(unstuck=Counter(r=1)))
+    assert sum(block.ref_cnt for block in pool.blocks) == 8
+    prefill.ended(ReadbackOutcomes(unstuck=Counter(r=1)))
+    assert sum(block.ref_cnt for block in pool.blocks) == 0
+    assert not prefill._reading_into
 
 
 def test_an_unallocated_plan_is_made_anew(prefill, index):
@@ -155,6 +255,10 @@ def test_an_unallocated_plan_is_made_anew(prefill, index):
         (lambda _: messages.encode(messages.Verdict(1, True)), Reason.LOOKUP_FAILED),
         (lambda _: messages.encode(messages.Found(1, "e", [1, 2], [1], "hit", **CONNECTION)), Reason.LOOKUP_FAILED),
         (lambda _: messages.encode(messages.Found(1, "e", [1] * 9, [1] * 9, "no such", **CONNECTION)), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(1, "e", [2**31], [1], "hit", **CONNECTION)), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(1, "e", [-1], [1], "hit", **CONNECTION)), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(1, "e", [1], [1], "hit", **{**CONNECTION, "tp_size": 0})), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(1, "e", [1], [1], "hit", **{**CONNECTION, "dcp_size": 2})), Reason.LOOKUP_FAILED),
         (lambda _: messages.encode(messages.Found(1, "e", [1] * 99, [1] * 99, "hit", **CONNECTION)), Reason.LOOKUP_FAILED),
         (holding(0, Reason.EXPIRED), Reason.EXPIRED),
         (holding(3), Reason.BELOW_THRESHOLD),
@@ -213,7 +317,7 @@ def test_what_became_of_reuse_is_counted(prefill, index):
     request = Request([index(holding(8))])
     settled(prefill, request)
     prefill.commit("r", list(range(13)), 128)
-    prefill.ended({"r": Reason.HIT})
+    prefill.ended(ReadbackOutcomes({"r": Reason.HIT}))
     prefill.account(request)
     events = {(metric, label): value for metric, label, value in prefill._stats.events}
     assert events["readbacks", "hit"] == 1

@@ -1,11 +1,13 @@
 """The side channel on real sockets: answers, bounds, and no peer that delays another."""
 
+import errno
 import socket
 import threading
 
 import pytest
 import zmq
 
+from bidikv_server.connector import side_channel
 from bidikv_server.connector.side_channel import Client, Server
 
 
@@ -138,3 +140,66 @@ def test_closing_ends_what_is_under_way_and_all_threads():
     with pytest.raises(TimeoutError, match="closed"):
         stuck.result(1)
     assert not [t for t in threading.enumerate() if t.name.startswith("bidikv")]
+
+
+def test_running_out_of_descriptors_is_one_requests_loss(client, monkeypatch):
+    """What fails while a question is sent fails that question; the thread answers the next one."""
+    server = Server(free_address(), lambda data: data)
+    try:
+        real = side_channel._socket
+
+        def none_left(context, kind):
+            raise zmq.ZMQError(errno.EMFILE)
+
+        monkeypatch.setattr(side_channel, "_socket", none_left)
+        with pytest.raises(OSError, match="Too many open files"):
+            client.submit(server.address, b"x", timeout_s=5).result(10)
+        monkeypatch.setattr(side_channel, "_socket", real)
+        assert client.submit(server.address, b"y", timeout_s=10).result(10) == b"y"
+    finally:
+        server.close()
+
+
+def test_a_dead_thread_refuses_instead_of_blocking(client, caplog):
+    """The engine's thread is told at once, however the I/O thread ended, and what was under way ends."""
+    silent = Server(free_address(), lambda _: None)
+    try:
+        stuck = client.submit(silent.address, b"x", timeout_s=60)
+        client._outbox.put(("not", "an", "item"))
+        client._ring()
+        with pytest.raises(TimeoutError):
+            stuck.result(10)
+        client._thread.join(10)
+        with pytest.raises(OSError, match="closed"):
+            client.submit(silent.address, b"x", timeout_s=60).result(1)
+    finally:
+        silent.close()
+    assert "side channel stopped" in caplog.text
+
+
+def test_a_handler_that_fails_costs_one_answer(client, caplog):
+    """The server goes on."""
+    server = Server(free_address(), lambda data: data if data == b"good" else 1 // 0)
+    try:
+        bad = client.submit(server.address, b"bad", timeout_s=0.3)
+        assert client.submit(server.address, b"good", timeout_s=10).result(10) == b"good"
+        with pytest.raises(TimeoutError):
+            bad.result(10)
+    finally:
+        server.close()
+    assert "could not be answered" in caplog.text
+
+
+def test_a_time_out_does_not_cost_others_their_answer(client):
+    """A peer that is slow for one question keeps the answers to the others."""
+    slow = threading.Event()
+    server = Server(free_address(), lambda data: (slow.wait(10) and data) if data == b"first" else data)
+    try:
+        first = client.submit(server.address, b"first", timeout_s=0.2)
+        second = client.submit(server.address, b"second", timeout_s=20)
+        with pytest.raises(TimeoutError):
+            first.result(10)
+        slow.set()
+        assert second.result(10) == b"second"
+    finally:
+        server.close()

@@ -1,7 +1,8 @@
 """The worker believes a read only after decode has confirmed it; without an engine, on a scripted NIXL agent."""
 
-from collections import defaultdict
-from concurrent.futures import wait
+import time
+from collections import Counter, defaultdict
+from concurrent.futures import Future, wait
 
 import pytest
 
@@ -34,6 +35,9 @@ class ScriptedAgent:
     def check_xfer_state(self, handle):
         return self.states.get(handle, "PROC")
 
+    def has_ended(self, handle):
+        return self.check_xfer_state(handle) != "PROC"
+
     def get_xfer_telemetry(self, handle):
         class Telemetry:
             xferDuration = postDuration = 1  # noqa: N815  (NIXL's spelling)
@@ -59,7 +63,7 @@ def worker():
     worker._failed_remote_engines = set()
     worker._log_failure = lambda **_: None
     worker._client = Client()
-    worker._readings, worker._outcomes = {}, {}
+    worker._readings, worker._stuck, worker._outcomes = {}, {}, ReadbackOutcomes()
     worker._finish_shutdown = lambda: None
     yield worker
     worker._client.close()
@@ -114,7 +118,7 @@ def test_a_finished_read_waits_for_its_verdict(worker, index):
 def test_an_unconfirmed_read_is_a_failure(worker, index, verdict):
     """Refused or unanswered: the pulled blocks are dropped."""
     index.verdict = verdict
-    read(worker, index, timeout_s=0.2)
+    read(worker, index, deadline_s=time.monotonic() + 0.5)
     worker.nixl_wrapper.states[1] = "DONE"
     poll(worker)
     assert settle(worker) == (set(), {"r"})
@@ -132,19 +136,49 @@ def test_a_failed_transfer_is_not_validated(worker, index):
     assert index.asked == ()
 
 
-def test_an_overdue_read_is_taken_back(worker, index):
-    """A request never waits for remote KV without a bound."""
+def test_an_overdue_read_fails_and_its_handle_is_kept(worker, index):
+    """A request never waits without a bound; the transport may still write, so its blocks are reported as stuck."""
     read(worker, index, deadline_s=0.0)
     assert poll(worker) == (set(), {"r"})
+    assert worker.nixl_wrapper.released == []
+    assert worker.take_outcomes() == ReadbackOutcomes(stuck=Counter(r=1))
+    poll(worker)
+    assert worker.take_outcomes() is None
+    worker.nixl_wrapper.states[1] = "DONE"
+    poll(worker)
+    assert worker.take_outcomes() == ReadbackOutcomes(unstuck=Counter(r=1))
     assert worker.nixl_wrapper.released == [1]
 
 
-def test_blocks_of_a_read_that_cannot_be_taken_back_are_kept(worker, index):
-    """While the transport may still write, the blocks are not given back."""
-    worker.nixl_wrapper.stuck.add(1)
+def test_an_overdue_read_is_never_believed(worker, index):
+    """Half of its handles ended well before the deadline: it is a failure all the same, and nobody is asked."""
     read(worker, index, deadline_s=0.0)
+    worker._recving_transfers["r"] = [1, 2]
+    worker.nixl_wrapper.states[1] = "DONE"
+    assert poll(worker) == (set(), {"r"})
+    worker.nixl_wrapper.states[2] = "DONE"
     assert poll(worker) == (set(), set())
+    assert index.asked == ()
+
+
+def test_a_handle_that_cannot_be_released_stays_stuck(worker, index):
+    """Until the release succeeds its blocks are not given back."""
+    worker.nixl_wrapper.stuck.add(1)
+    worker.nixl_wrapper.states[1] = "ERR"
+    read(worker, index, deadline_s=0.0)
+    poll(worker)
+    poll(worker)
+    assert worker.take_outcomes() == ReadbackOutcomes(stuck=Counter(r=1))
     worker.nixl_wrapper.stuck.clear()
+    poll(worker)
+    assert worker.take_outcomes() == ReadbackOutcomes(unstuck=Counter(r=1))
+
+
+def test_a_verdict_that_never_comes_is_bounded_here_too(worker, index):
+    """Should the side channel's thread be gone, the deadline still ends the wait."""
+    read(worker, index)
+    worker._readings["r"].verdict = Future()
+    worker._readings["r"].deadline_s = 0.0
     assert poll(worker) == (set(), {"r"})
 
 

@@ -30,7 +30,7 @@ def test_starts_vllm_as_a_module_of_this_interpreter():
     assert engine_command(SPEC).argv[:3] == (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 
 
-@pytest.mark.parametrize(("role", "kv_role"), [("prefill", "kv_producer"), ("decode", "kv_consumer")])
+@pytest.mark.parametrize(("role", "kv_role"), [("prefill", "kv_both"), ("decode", "kv_consumer")])
 def test_names_the_connector_and_the_role(role, kv_role):
     """Both roles load the same connector, told which half it is."""
     config = connector_config(replace(SPEC, role=role))
