@@ -21,6 +21,8 @@ class Reason(StrEnum):
     # Decided by the router: no lookup was made.
     NEW_CONVERSATION = "new_conversation"
     READBACK_OFF = "readback_off"
+    NO_PREFILL = "no_prefill"
+    """No prefill engine could take the prompt; decode computed it alone."""
     NO_INDEX = "no_index"
     """The decode engine publishes no retention index (a stock engine, or not reached yet)."""
     DECODE_CHANGED = "decode_changed"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bidikv._version import __version__
-from bidikv_server.cli import demo, doctor, engine, model, router, up
+from bidikv_server.cli import demo, doctor, engine, model, router, up, verify
 
 app = typer.Typer(
     name="bidikv",
@@ -40,5 +40,6 @@ app.command("up")(up.up)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("router")(router.router)
+app.command("verify")(verify.verify)
 app.add_typer(engine.app, name="engine")
 app.add_typer(model.app, name="model")

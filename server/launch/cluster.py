@@ -169,6 +169,32 @@ class Cluster:
         self._start_engines({name: self._engines[name] for name in names})
         self._wait({"router": self._router_is_ready})
 
+    def members(self) -> list[str]:
+        """Names of everything that can be killed and restarted."""
+        return [*self._engines, "router"]
+
+    def kill(self, name: str) -> None:
+        """End a member and all its processes with SIGKILL, as a crash would. Does nothing if it is down."""
+        child = self._running.pop(name, None)
+        if child is not None:
+            self._children.kill(child)
+
+    def restart(self, name: str) -> None:
+        """Replace a member by a fresh one on the same ports, and wait until the router uses it.
+
+        An engine comes back under another engine id. What still runs is killed.
+
+        Raises:
+            LaunchError: It does not start again.
+        """
+        self.kill(name)
+        if name == "router":
+            self._start_router()
+            return
+        self._start_engines({name: self._engines[name]})
+        if "router" in self._running:
+            self._wait({"router": self._router_is_ready})
+
     def _plan(self) -> None:
         spec = self.spec
         model = check_model_path(spec.model)

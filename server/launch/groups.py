@@ -39,6 +39,13 @@ def end_groups(groups: list[int], grace_s: float) -> None:
     _wait_until_empty(left, grace_s)
 
 
+def kill_groups(groups: list[int], timeout_s: float) -> None:
+    """Kill every process of these groups, as a crash would, and wait until they are gone."""
+    for group in groups:
+        _signal_group(group, signal.SIGKILL)
+    _wait_until_empty(groups, timeout_s)
+
+
 def _wait_until_empty(groups: list[int], timeout_s: float) -> list[int]:
     deadline_s = time.monotonic() + timeout_s
     while left := [group for group in groups if group_members(group)]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from bidikv_server.launch.diagnosis import explain_death
 from bidikv_server.launch.errors import ChildDiedError
-from bidikv_server.launch.groups import end_groups, group_members
+from bidikv_server.launch.groups import end_groups, group_members, kill_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,14 +136,22 @@ class Children:
         """End these children with all of their descendants."""
         # A leader that died by itself may have left descendants, so its exit code says nothing yet.
         end_groups([child.pid for child in children], self._grace_s)
-        for child in children:
-            child.reap()
-            self._tell_guardian(f"-{child.pid}")
-            self._running.remove(child)
+        self._forget(children)
+
+    def kill(self, child: Child) -> None:
+        """End a child with all of its descendants at once, as a crash would."""
+        kill_groups([child.pid], self._grace_s)
+        self._forget([child])
 
     def pids(self) -> list[int]:
         """Every process that lives now, descendants included."""
         return [pid for child in self._running for pid in group_members(child.pid)]
+
+    def _forget(self, children: list[Child]) -> None:
+        for child in children:
+            child.reap()
+            self._tell_guardian(f"-{child.pid}")
+            self._running.remove(child)
 
     def _tell_guardian(self, line: str) -> None:
         pipe = self._guardian.stdin

@@ -111,9 +111,9 @@ def plan_route(
     prefill = _available(engines, Role.PREFILL, excluded.prefill)
     if not prefill and prefill_required:
         raise NoHealthyEngine(Role.PREFILL)
-    sources, reason = _sources(match, engines, readback=readback)
     if not prefill:
-        return RoutePlan(decode, None, (), reason)
+        return RoutePlan(decode, None, (), Reason.NO_PREFILL if readback else Reason.READBACK_OFF)
+    sources, reason = _sources(match, engines, readback=readback)
     return RoutePlan(decode, _least_loaded(prefill), sources, reason)
 
 

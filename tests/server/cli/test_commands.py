@@ -80,7 +80,7 @@ def test_engine_print_shows_the_command_with_what_follows_the_dashes(model):
     line = result.output.strip()
     assert "\n" not in line
     assert "--port 9999" in line
-    assert '"kv_role": "kv_producer"' in line
+    assert '"kv_role": "kv_both"' in line
     assert line.endswith("--max-num-seqs 4")
 
 

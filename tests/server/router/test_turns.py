@@ -183,7 +183,7 @@ async def test_prefill_falls_back_to_decode(start):
     cluster.prefill[0].failures.append(Failure(500))
     answer = await cluster.chat("hi", "Hello", "more", headers=SESSION)
     assert answer.status_code == 200
-    assert reuse(answer).reason == "unknown"
+    assert reuse(answer).reason == "no_prefill"
     assert cluster.decode[0].answered[1].params is None
     (turn,) = cluster.app.table.turns(answer.headers["x-bidikv-session"])
     assert turn.depth == 1
