@@ -42,12 +42,17 @@ def launch_errors() -> Iterator[None]:
 
 @contextmanager
 def stop_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP end the command as Ctrl-C does, so that its children are ended too."""
+    """Make SIGTERM and SIGHUP end the command as Ctrl-C does, so that its children are ended too.
+
+    SIGINT is set as well: a shell starts background jobs with it ignored, and Python would leave it so.
+    """
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    previous = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:
