@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _CAUSES: Final = (
@@ -30,8 +31,15 @@ _CAUSES: Final = (
         "RPC call to execute_model timed out",
         "The engines starved each other of cores: start fewer on this machine.",
     ),
+    (
+        "Cannot find any model weights",
+        "The model folder holds no weights: give --model a complete Hugging Face checkpoint.",
+    ),
     ("unrecognized arguments", "vLLM does not know one of the arguments given after `--`."),
 )
+_ERROR: Final = re.compile(r"^(?:\(.*?\) )?(?P<error>[\w.]*(?:Error|Exception): .+)$", re.MULTILINE)
+_NOT_A_CAUSE: Final = "Engine core initialization failed"
+"""What vLLM's server says after its engine core has said why."""
 _OTHERWISE: Final = "`bidikv doctor` checks the installation."
 
 
@@ -42,4 +50,5 @@ def explain_death(log: str, exit_code: int | None) -> str:
             return fix
     if exit_code == -9:
         return "It was killed, probably for memory: an engine on CPU takes about 4 GiB. " + _OTHERWISE
-    return _OTHERWISE
+    said = [match["error"] for match in _ERROR.finditer(log) if _NOT_A_CAUSE not in match["error"]]
+    return f"vLLM says: {said[-1][:300]}. {_OTHERWISE}" if said else _OTHERWISE

@@ -14,6 +14,13 @@ from bidikv_server.launch.diagnosis import explain_death
         ("ModuleNotFoundError: No module named 'vllm'", 1, "bidikv[cpu]"),
         ("OSError: [Errno 98] Address already in use", 1, "start again"),
         ("api_server.py: error: unrecognized arguments: --typo", 2, "after `--`"),
+        ("RuntimeError: Cannot find any model weights with `x`", 1, "complete Hugging Face checkpoint"),
+        (
+            "(EngineCore pid=1) Traceback\nValueError: the cause\n"
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+            1,
+            "vLLM says: ValueError: the cause.",
+        ),
         ("", -9, "memory"),
         ("something new", 1, "bidikv doctor"),
     ],
