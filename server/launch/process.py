@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,13 +16,15 @@ from bidikv_server.launch.errors import ChildDiedError
 from bidikv_server.launch.groups import end_groups, group_members, kill_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+    from types import FrameType
     from typing import Self
 
 TAIL_LINES: Final = 30
 _DIAGNOSED_LINES: Final = 400
 _REAP_S: Final = 5.0
+_STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,27 @@ class Child:
             self._popen.wait(_REAP_S)
 
 
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Let a Ctrl-C wait while a child is started: between its fork and its entry in the books nobody would end it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pending: list[int] = []
+
+    def defer(number: int, _frame: FrameType | None) -> None:
+        pending.append(number)
+
+    previous = {number: signal.signal(number, defer) for number in _STOPPING}
+    try:
+        yield
+    finally:
+        for number, action in previous.items():
+            signal.signal(number, signal.SIG_DFL if action is None else action)
+        for waiting in pending:
+            signal.raise_signal(waiting)
+
+
 class Children:
     """All children of one launcher: ended together by `close`, or by the guardian if that is never reached."""
 
@@ -117,7 +141,7 @@ class Children:
     def start(self, spec: ChildSpec) -> Child:
         """Start a program in a session, and so a group, of its own: Ctrl-C reaches the launcher alone."""
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with spec.log_path.open("ab") as log:
+        with spec.log_path.open("ab") as log, _signals_deferred():
             log_start = log.tell()
             popen = subprocess.Popen(  # noqa: S603  (the caller's own program)
                 spec.argv,
@@ -127,9 +151,9 @@ class Children:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        child = Child(spec, popen, log_start)
-        self._running.append(child)
-        self._tell_guardian(f"+{child.pid}")
+            child = Child(spec, popen, log_start)
+            self._running.append(child)
+            self._tell_guardian(f"+{child.pid}")
         return child
 
     def stop(self, children: list[Child]) -> None:

@@ -16,8 +16,7 @@ from bidikv_server.launch.diagnosis import explain_death
         ("api_server.py: error: unrecognized arguments: --typo", 2, "after `--`"),
         ("RuntimeError: Cannot find any model weights with `x`", 1, "complete Hugging Face checkpoint"),
         (
-            "(EngineCore pid=1) Traceback\nValueError: the cause\n"
-            "RuntimeError: Engine core initialization failed. See root cause above.",
+            "(EngineCore) Traceback\nValueError: the cause\nRuntimeError: Engine core initialization failed. See above.",
             1,
             "vLLM says: ValueError: the cause.",
         ),

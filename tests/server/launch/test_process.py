@@ -146,3 +146,30 @@ def test_groups_that_are_gone_already_are_no_error():
     process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
     process.wait(10)
     end_groups([process.pid], 1.0)
+
+
+def test_an_interrupt_waits_until_the_child_is_in_the_books(tmp_path, monkeypatch):
+    """Ctrl-C between a child's fork and its registration ends it too, like any other time."""
+    real = subprocess.Popen
+
+    def interrupted(*args, **kwargs):
+        popen = real(*args, **kwargs)
+        signal.raise_signal(signal.SIGINT)
+        return popen
+
+    # Where tests run in the background, SIGINT may be ignored from the start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with Children() as children:
+        monkeypatch.setattr(subprocess, "Popen", interrupted)
+        spec = ChildSpec(
+            "sleeper",
+            (sys.executable, "-c", "import time; time.sleep(60)"),
+            dict(os.environ),
+            tmp_path / "log",
+        )
+        with pytest.raises(KeyboardInterrupt):
+            children.start(spec)
+        monkeypatch.undo()
+        signal.signal(signal.SIGINT, before)
+        assert len(children.pids()) == 1
+    assert children.pids() == []
