@@ -192,5 +192,5 @@ class Retention(RuleBasedStateMachine):
         self.index.check_integrity()
 
 
-Retention.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Retention.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 TestRetention = Retention.TestCase
