@@ -46,7 +46,7 @@ class Op(StrEnum):
     AUX = "aux"
     """A request on the side (k=aux), which the conversation does not remember."""
     EXPIRE = "expire"
-    """Decode is asked to retain the turn for a moment only: the next one comes after its TTL."""
+    """The next turn comes after this one's TTL."""
     JUNK = "junk"
     """The client sends `kv_transfer_params` of its own."""
 
@@ -118,6 +118,7 @@ class Turn:
         calls_tool: The answer has to be a call of the tool.
         cancel_first: Of two requests at once, the client leaves the first in mid-stream.
         junk: Which junk goes along.
+        expires: Decode is asked to retain it for a moment only.
     """
 
     index: int
@@ -132,6 +133,7 @@ class Turn:
     calls_tool: bool = False
     cancel_first: bool = False
     junk: int | None = None
+    expires: bool = False
 
 
 @dataclass(slots=True)

@@ -93,7 +93,7 @@ class Player:
             yield record
             if turn.index not in self._answers:
                 return
-            if turn.op is Op.EXPIRE and self.naming.ttl_pause_s:
+            if turn.expires and self.naming.ttl_pause_s:
                 await asyncio.sleep(self.naming.ttl_pause_s)
 
     async def _play(self, turn: Turn) -> TurnRecord:

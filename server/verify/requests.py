@@ -69,7 +69,7 @@ def warm_request(turn: Turn, answers: Mapping[int, Answer], naming: Naming) -> R
         index=turn.index,
         kind=_kind(turn),
         parent=None if turn.parent is None else naming.session(turn.parent),
-        retain_s=(naming.ttl_pause_s / 2 or EXPIRE_S) if turn.op is Op.EXPIRE else None,
+        retain_s=(naming.ttl_pause_s / 2 or EXPIRE_S) if turn.expires else None,
     )
     headers = {SESSION_HEADER: naming.session(turn.branch), TURN_HEADER: header.format()}
     return Request(path_of(turn), body, headers)

@@ -30,9 +30,9 @@ class TurnRecord(_Model):
     stream: bool
     verdict: Verdict
     seconds: float
-    """Of the warm request, retries included."""
+    """Until the turn was answered, retries included; without its cold run."""
     retries: int = 0
-    """How often a clear failure was tried again, under chaos."""
+    """How often a clear failure of the turn or its cold run was tried again, under chaos."""
     reason: str | None = None
     prompt_tokens: int | None = None
     remote_tokens: int | None = None

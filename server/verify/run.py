@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _TABLE_WIDTH: Final = 110
 """Where no terminal tells a width."""
 _POLL_S: Final = 0.25
+_EMPTY_WITHIN_S: Final = 5.0
+_EMPTY_AFTER_CHAOS_S: Final = 45.0
+"""A prompt that a killed decode engine did not fetch stays on prefill until NIXL's lease of 30 s has ended."""
 _BAD: Final = frozenset({Verdict.MISMATCH, Verdict.HUNG, Verdict.FAILED})
 
 
@@ -51,7 +54,7 @@ class Verification:
     base_url: str
     engines: tuple[str, ...]
     cluster: Cluster | None = None
-    empty_within_s: float = 5.0
+    empty_within_s: float = _EMPTY_WITHIN_S
     _records: list[TurnRecord] = field(default_factory=list)
     _progress: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
     _started_s: float = field(default_factory=time.monotonic)
@@ -154,6 +157,8 @@ class Verification:
     async def _final_usage(self, client: Client) -> dict[str, float | None]:
         """Wait a moment for every block to be given back."""
         deadline_s = time.monotonic() + self.empty_within_s
+        if self.engines:
+            self.say(f"waiting up to {self.empty_within_s:.0f} s for every KV block to be given back")
         while True:
             usage = {url: await client.kv_cache_usage(url.rstrip("/")) for url in self.engines}
             if not any(usage.values()) or time.monotonic() > deadline_s:
@@ -210,4 +215,5 @@ def _run_on_own_cluster(options: VerifyOptions) -> Result:
     with Cluster(spec, progress=say) as cluster:
         say(f"logs in {cluster.log_dir}")
         engines = (*cluster.prefill_urls, *cluster.decode_urls)
-        return asyncio.run(Verification(options, cluster.base_url, engines, cluster).run())
+        empty_within_s = _EMPTY_AFTER_CHAOS_S if options.chaos else _EMPTY_WITHIN_S
+        return asyncio.run(Verification(options, cluster.base_url, engines, cluster, empty_within_s).run())

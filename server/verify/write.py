@@ -44,6 +44,8 @@ _WHOLE_ANSWER_SHARE: Final = 0.2
 _ANSWER_TOKENS: Final = (4, 12, 16, 24, 40, 96)
 _ANSWER_WEIGHTS: Final = (1, 3, 4, 4, 2, 1)
 _TOOL_ANSWER_TOKENS: Final = 40
+_EXPIRING_SHARE: Final = 0.15
+"""Of the conversations, those whose first turn expires, so that nothing of it is left."""
 
 
 @dataclass(slots=True)
@@ -103,7 +105,7 @@ class _Writer:
         text = prompts.user_text(rng, prompts.log_uniform(rng, 25, room) if room > 25 else 0)
         turn = self._turn(Op.OPEN, 0, (*head, Text("user", text)))
         if self._fits(turn):
-            self._take(turn)
+            self._take(replace(turn, expires=rng.random() < _EXPIRING_SHARE))
         else:
             self._take(replace(turn, parts=(Text("user", "Hello."),), lists_tool=False))
 
@@ -130,7 +132,9 @@ class _Writer:
         if op in special:
             return special[op](branch)
         turn = self._turn(op, branch.number, self._continued(branch.parts))
-        return replace(turn, junk=self._rng.randrange(100)) if op is Op.JUNK else turn
+        if op is Op.JUNK:
+            return replace(turn, junk=self._rng.randrange(100))
+        return replace(turn, expires=op is Op.EXPIRE)
 
     def _edit_user(self, branch: _Branch) -> Turn | None:
         place = self._rng.choice(_places(branch.parts, _is_user))
@@ -160,7 +164,12 @@ class _Writer:
     def _regenerate(self, branch: _Branch) -> Turn:
         # It is a retry of the plain request, whatever came along with it.
         return replace(
-            branch.last, index=len(self._script.turns), op=Op.REGENERATE, junk=None, cancel_first=False
+            branch.last,
+            index=len(self._script.turns),
+            op=Op.REGENERATE,
+            junk=None,
+            cancel_first=False,
+            expires=False,
         )
 
     def _fork(self, branch: _Branch) -> Turn:

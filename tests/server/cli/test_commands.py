@@ -27,7 +27,7 @@ def test_help_lists_every_command_and_the_exit_codes():
     """A newcomer sees all of it at once."""
     result = run("--help")
     assert result.exit_code == 0
-    for word in ("up", "demo", "doctor", "router", "engine", "model", "130 interrupted"):
+    for word in ("up", "demo", "doctor", "router", "verify", "engine", "model", "130 interrupted"):
         assert word in result.output
 
 
@@ -38,6 +38,7 @@ def test_help_lists_every_command_and_the_exit_codes():
         ["demo"],
         ["doctor"],
         ["router"],
+        ["verify"],
         ["engine"],
         ["engine", "prefill"],
         ["engine", "decode"],

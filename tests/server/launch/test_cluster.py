@@ -80,6 +80,29 @@ def test_prefill_can_be_restarted_without_its_cache(model, tmp_path):
 
 
 @pytest.mark.usefixtures("fake_vllm")
+@pytest.mark.parametrize("name", ["decode-0", "prefill-0", "router"])
+def test_a_member_can_be_killed_and_restarted(model, tmp_path, name):
+    """As after a crash: new processes on the same ports, and the others stay."""
+    with Cluster(spec(model, tmp_path)) as cluster:
+        urls = {
+            "decode-0": cluster.decode_urls[0],
+            "prefill-0": cluster.prefill_urls[0],
+            "router": cluster.router_url,
+        }
+        assert cluster.members() == ["prefill-0", "decode-0", "router"]
+        before, group = set(cluster.pids()), cluster.group_of(name)
+        cluster.kill(name)
+        assert not is_healthy(urls[name])
+        assert set(cluster.pids()) < before
+        cluster.raise_if_dead()
+        cluster.kill(name)
+        cluster.restart(name)
+        assert all(is_healthy(url) for url in urls.values())
+        assert cluster.group_of(name) != group
+        assert len(cluster.pids()) == len(before)
+
+
+@pytest.mark.usefixtures("fake_vllm")
 def test_stock_mode_waits_for_no_index(model, tmp_path):
     """Engines without readback publish none, and the cluster is ready all the same."""
     with Cluster(spec(model, tmp_path, readback=False)) as cluster:

@@ -50,6 +50,18 @@ def is_up(child: Child) -> bool:
     return {"parent up", "child up"} <= set(child.log_tail().splitlines())
 
 
+def test_a_killed_child_goes_at_once_with_its_family(tmp_path):
+    """As in a crash: nobody is asked, not even those who would refuse."""
+    with Children() as children:
+        child = children.start(family(tmp_path, parent=IGNORE, child=IGNORE))
+        other = children.start(spec(tmp_path, "import time; time.sleep(600)", "other"))
+        eventually(lambda: is_up(child))
+        children.kill(child)
+        assert group_members(child.pid) == []
+        assert child.exit_code() == -signal.SIGKILL
+        assert other.exit_code() is None
+
+
 def test_leaving_the_context_ends_the_whole_family(tmp_path):
     """A child's own children go with it."""
     with Children() as children:

@@ -44,8 +44,8 @@ def test_what_an_operation_adds():
         return TurnHeader.parse(warm_request(turn, ANSWERS, naming).headers["x-bidikv-turn"])
 
     assert header(TURN).retain_s is None
-    assert header(replace(TURN, op=Op.EXPIRE)).retain_s == 0.001
-    assert header(replace(TURN, op=Op.EXPIRE), replace(NAMING, ttl_pause_s=3.0)).retain_s == 1.5
+    assert header(replace(TURN, expires=True)).retain_s == 0.001
+    assert header(replace(TURN, expires=True), replace(NAMING, ttl_pause_s=3.0)).retain_s == 1.5
     assert header(replace(TURN, op=Op.AUX)).kind == "aux"
     assert header(replace(TURN, branch=1, parent=0)).parent == "verify-0-1-0"
     assert "kv_transfer_params" in warm_request(replace(TURN, junk=99), ANSWERS, NAMING).body
