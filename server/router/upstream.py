@@ -1,4 +1,4 @@
-"""The client to the engines: the only user of aiohttp, and the place where transport errors become router faults."""
+"""The client to the engines: the router's only user of aiohttp, and the place where transport errors become router faults."""
 
 from __future__ import annotations
 
