@@ -24,6 +24,9 @@ from typing import Any, Final
 KEY: Final = "bidikv"
 VERSION: Final = 1
 INDEX_INFO_METRIC: Final = "bidikv:index_info"
+SECRET_VARIABLE: Final = "BIDIKV_SECRET"  # noqa: S105  (the name of a variable)
+"""Environment variable that gives all engines of a deployment the side channel's secret. Argv and the engine's
+configuration, which vLLM logs, are no place for it."""
 
 
 def prefill_leg(*, conversation: str, salt: str, sources: list[str]) -> dict[str, Any]:

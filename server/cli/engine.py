@@ -13,12 +13,12 @@ from bidikv_server.launch.machine import core_count, find_tcmalloc, vllm_platfor
 from bidikv_server.launch.model import check_model_path, read_card
 from bidikv_server.launch.ports import require_free
 from bidikv_server.launch.recipe import (
-    SECRET_VARIABLE,
     EngineCommand,
     EngineSpec,
     Role,
     engine_command,
 )
+from bidikv_server.wire import SECRET_VARIABLE
 
 app = typer.Typer(help="Run one vLLM engine with the bidikv connector.", no_args_is_help=True)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector, NixlPullConnector
 
+from bidikv_server import wire
 from bidikv_server.connector.config import ConnectorConfig
 from bidikv_server.connector.metrics import BidiPromMetrics
 from bidikv_server.connector.scheduler import BidiConnectorScheduler
-from bidikv_server.connector.side_channel import SECRET_VARIABLE
 from bidikv_server.connector.stats import BidiStats
 from bidikv_server.connector.worker import BidiConnectorWorker
 
@@ -40,7 +40,7 @@ class BidiNixlConnector(NixlPullConnector):
         # The pull connector's own constructor would build stock sides first.
         NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
         config = ConnectorConfig.parse(
-            self.kv_transfer_config.kv_connector_extra_config, secret=os.environ.get(SECRET_VARIABLE, "")
+            self.kv_transfer_config.kv_connector_extra_config, secret=os.environ.get(wire.SECRET_VARIABLE, "")
         )
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = BidiConnectorScheduler(

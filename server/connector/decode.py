@@ -52,7 +52,8 @@ class DecodeRetention:
         self._stats = stats
         self._identity = identity
         self._block_size = block_size
-        self._protected = ProtectedSet(int(block_pool.num_gpu_blocks * config.protected_share))
+        budget_blocks = int(block_pool.num_gpu_blocks * config.protected_share)
+        self._protected = ProtectedSet(budget_blocks)
         self._to_unpin: list[int] = []
         # Free blocks ahead of the protected ones in the queue after the last refresh, and blocks handed out since.
         self._ahead = 0
@@ -65,7 +66,7 @@ class DecodeRetention:
             "bidikv: retention index on %s, TTL %g s, at most %d of %d blocks protected",
             address,
             config.decoder_kv_blocks_ttl,
-            int(block_pool.num_gpu_blocks * config.protected_share),
+            budget_blocks,
             block_pool.num_gpu_blocks,
         )
 

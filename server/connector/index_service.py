@@ -51,11 +51,6 @@ class IndexService:
         with self._lock:
             self._index.reused(block_id)
 
-    def clear(self) -> None:
-        """Forget everything, and confirm no read of it."""
-        with self._lock:
-            self._index.clear()
-
     def take_counts(self) -> tuple[dict[str, int], dict[str, int], int]:
         """Messages by kind and lost digests by cause since the last call, and digests held now."""
         with self._lock:

@@ -25,11 +25,11 @@ COUNTERS: Final = {
     "retained_blocks": ("class", "Blocks recorded for reading, by class of retention."),
     "lost_blocks": (
         "cause",
-        "Retained blocks that can no longer be read: evicted, expired, superseded or released.",
+        "Retained blocks that can no longer be read: evicted, expired or released.",
     ),
     "index_requests": (
         "kind",
-        "Messages to the retention index: lookup, validate, release, refused or malformed.",
+        "Messages to the retention index: lookup, validate, refused or malformed.",
     ),
 }
 """Counters by name, without prefix and suffix: their label and what they count."""

@@ -31,11 +31,6 @@ _LONGEST_POLL_MS: Final = 60_000
 """ZeroMQ takes a C int; a caller may have any timeout."""
 
 
-SECRET_VARIABLE: Final = "BIDIKV_SECRET"  # noqa: S105  (the name of a variable)
-"""Environment variable that gives all engines of a deployment the side channel's secret. Argv and the engine's
-configuration, which vLLM logs, are no place for it."""
-
-
 def _seal(secret: bytes, correlation: bytes, body: bytes) -> bytes:
     return hmac.digest(secret, correlation + body, "sha256") if secret else b""
 

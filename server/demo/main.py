@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -23,13 +23,11 @@ from bidikv_server.demo.workload import FULL, QUICK, WARM_UP, fill, source_text
 from bidikv_server.launch.cluster import Cluster, ClusterSpec
 from bidikv_server.launch.machine import core_count
 from bidikv_server.launch.model import prepare_smollm2
+from bidikv_server.terminal import result_console
 
 if TYPE_CHECKING:
     from bidikv.examples.turns import TurnRecord
     from bidikv_server.demo.options import DemoOptions
-
-_TABLE_WIDTH: Final = 110
-"""Where no terminal tells a width: wide enough for every column."""
 
 
 class Demo:
@@ -96,9 +94,7 @@ class Demo:
 def run(options: DemoOptions) -> int:
     """Run the demo, print it, write its files; 0 if the answers agree."""
     result = Demo(options).run()
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _TABLE_WIDTH
+    console = result_console()
     report.print_result(console, result)
     if options.json is not None:
         report.write_json(options.json, result)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from bidikv_server.wire import INDEX_INFO_METRIC
+from bidikv_server.router.probes import parse_index_info
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _TIMEOUT_S: Final = 2.0
 _OK: Final = 200
-_INDEX_ADDRESS: Final = re.compile(
-    rf'^{re.escape(INDEX_INFO_METRIC)}\{{[^}}]*address="(?P<address>[^"]+)"', re.MULTILINE
-)
 
 
 def fetch(url: str) -> str | None:
@@ -60,5 +56,5 @@ def index_address(url: str) -> str | None:
 
 def find_index_address(metrics: str) -> str | None:
     """Read the index's address out of a metrics page."""
-    match = _INDEX_ADDRESS.search(metrics)
-    return match["address"] if match else None
+    indexes = parse_index_info(metrics)
+    return indexes[0].address if indexes else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bidikv_server.launch.model import ModelCard
+from bidikv_server.wire import SECRET_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +20,6 @@ Platform = Literal["cpu", "gpu"]
 
 RETENTION_TTL_S: Final = 480
 RECOMPUTE_THRESHOLD_TOKENS: Final = 64
-SECRET_VARIABLE: Final = "BIDIKV_SECRET"  # noqa: S105  (a variable's name; the side channel reads it)
 
 
 @dataclass(frozen=True, slots=True)

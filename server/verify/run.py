@@ -13,6 +13,7 @@ from rich.console import Console
 import bidikv
 from bidikv_server.launch.cluster import Cluster, ClusterSpec
 from bidikv_server.launch.model import prepare_smollm2
+from bidikv_server.terminal import result_console
 from bidikv_server.verify import report
 from bidikv_server.verify.chaos import Chaos, plan_kills
 from bidikv_server.verify.client import Client
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from bidikv_server.verify.play import Outages
     from bidikv_server.verify.probe import Served
 
-_TABLE_WIDTH: Final = 110
-"""Where no terminal tells a width."""
 _POLL_S: Final = 0.25
 _EMPTY_WITHIN_S: Final = 5.0
 _EMPTY_AFTER_CHAOS_S: Final = 45.0
@@ -189,9 +188,7 @@ def run(options: VerifyOptions) -> int:
         result = asyncio.run(Verification(options, options.base_url, options.engines).run())
     else:
         result = _run_on_own_cluster(options)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _TABLE_WIDTH
+    console = result_console()
     report.print_result(console, result)
     if options.json is not None:
         report.write_json(options.json, result)

@@ -155,3 +155,11 @@ def opening(words=STORY, times=5):
 def after(messages, answer, question):
     """The next request of a faithful client."""
     return [*messages, {"role": "assistant", "content": answer.text}, {"role": "user", "content": question}]
+
+
+def sample(exposition, name, label=""):
+    """Value of one sample of a metrics page; 0 if it is not there."""
+    for line in exposition.splitlines():
+        if line.startswith(name + "{") and label in line:
+            return float(line.split()[-1])
+    return 0.0

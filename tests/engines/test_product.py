@@ -14,6 +14,8 @@ from bidikv_server.demo.play import Stage, pair
 from bidikv_server.demo.workload import Workload
 from bidikv_server.launch import readiness
 
+from .conftest import sample
+
 ROOT = Path(bidikv_server.__file__).parent
 OBSERVE_S = 4.0
 
@@ -76,14 +78,6 @@ def test_engines_publish_what_became_of_reuse(player, cluster):
     assert sample(decode, "bidikv:retained_turns_total", 'kind="retained"') >= 1
     assert sample(decode, "bidikv:index_requests_total", 'kind="lookup"') >= 1
     assert sample(decode, "bidikv:retained_tokens", 'class="soft"') >= 128
-
-
-def sample(exposition, name, label=""):
-    """Value of one sample of a metrics page; 0 if it is not there."""
-    for line in exposition.splitlines():
-        if line.startswith(name + "{") and label in line:
-            return float(line.split()[-1])
-    return 0.0
 
 
 def cpu_seconds(cluster, name):

@@ -6,7 +6,7 @@ import pytest
 
 from bidikv_server.launch import readiness
 
-from .conftest import BLOCK, STORY, after, opening
+from .conftest import BLOCK, STORY, after, opening, sample
 
 QUESTIONS = (
     "What was written into the book, and by whom? Tell me about the ships.",
@@ -174,12 +174,9 @@ def test_retention_costs_no_block(player, cluster):
     answer = player.turn(opening())
     assert answer.reuse.reason == "new_conversation"
     for url in (*cluster.decode_urls, *cluster.prefill_urls):
-        assert usage(url) == 0.0
-
-
-def usage(url):
-    lines = readiness.fetch(f"{url}/metrics").splitlines()
-    return float(next(line for line in lines if line.startswith("vllm:kv_cache_usage_perc{")).split()[-1])
+        exposition = readiness.fetch(f"{url}/metrics")
+        assert "vllm:kv_cache_usage_perc{" in exposition
+        assert sample(exposition, "vllm:kv_cache_usage_perc") == 0.0
 
 
 @pytest.mark.parametrize("junk", [{"do_remote_prefill": True}, {"x": 1}, {"bidikv": {"v": 1}}, "text", 7])

@@ -106,12 +106,6 @@ class RetentionIndex:
             if entry is not None and not self._users[digest]:
                 self._drop(digest, entry, Reason.RELEASED)
 
-    def clear(self) -> None:
-        """Drop everything, and confirm no read under way."""
-        self._generations = [generation + 1 for generation in self._generations]
-        for digest, entry in list(self._entries.items()):
-            self._drop(digest, entry, Reason.EVICTED)
-
     def take_losses(self) -> dict[str, int]:
         """Digests lost since the last call, by cause."""
         losses, self._losses = self._losses, Counter()

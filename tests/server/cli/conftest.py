@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
 FAKE_VLLM = Path(__file__).parent.parent / "launch" / "fake_vllm"
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A folder that looks like a checkpoint."""
-    folder = tmp_path / "tiny-model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    return folder
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from pathlib import Path
@@ -22,15 +21,6 @@ FAKE_VLLM = Path(__file__).parent / "fake_vllm"
 def smollm2() -> Path:
     """The small real model, converted once per machine."""
     return prepare_smollm2()
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A folder that looks like a checkpoint."""
-    folder = tmp_path / "tiny-model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    return folder
 
 
 @pytest.fixture

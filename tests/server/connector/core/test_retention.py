@@ -119,11 +119,11 @@ def test_release_drops_what_nobody_else_is_made_of():
     index.check_integrity()
 
 
-def test_clearing_confirms_nothing():
-    """After a reset of the engine's caches no read under way is believed."""
+def test_handing_everything_out_confirms_nothing():
+    """What a reset of the engine's caches does, block by block: no read under way is believed, and losses are told once."""
     index = retained(RetentionIndex(9), "c", [1], [5])
     match = index.lookup("c", chain(1), now_s=0.0)
-    index.clear()
+    index.reused(5)
     assert not index.valid(match.block_ids, match.generations)
     assert len(index) == 0
     assert index.take_losses() == {"evicted": 1}
