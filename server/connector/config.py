@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+DEFAULT_THRESHOLD_TOKENS: Final = 64
 
 
 class ConnectorConfigError(ValueError):
@@ -41,8 +43,15 @@ class ConnectorConfig(BaseModel):
     """What engines of one deployment share; from the environment, never from the configuration that vLLM logs."""
     decoder_kv_blocks_ttl: float = Field(default=480.0, gt=0)
     """Longest time, in seconds, that decode keeps a turn's blocks (vLLM's key)."""
-    kv_recompute_threshold: int = Field(default=64, ge=0)
-    """Smallest number of tokens worth a transfer (vLLM's key)."""
+    kv_recompute_threshold: Annotated[int, Field(ge=0)] | Literal["auto"] = DEFAULT_THRESHOLD_TOKENS
+    """Smallest number of tokens worth a transfer (vLLM's key). `"auto"` learns it for each pair of engines, and goes by the
+    default until it has."""
+
+    @property
+    def threshold_tokens(self) -> int:
+        """The threshold while nothing was learnt."""
+        learnt = self.kv_recompute_threshold
+        return DEFAULT_THRESHOLD_TOKENS if isinstance(learnt, str) else learnt
 
     @classmethod
     def parse(cls, extra_config: Mapping[str, Any], *, secret: str = "") -> ConnectorConfig:
@@ -70,8 +79,9 @@ class ConnectorConfig(BaseModel):
             return cls(**{**ours, **followed, "secret": secret})
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"])
-            raise ConnectorConfigError(f"kv_connector_extra_config.bidikv.{key}: {first['msg']}") from error
+            key = str(first["loc"][0])
+            place = "" if key in followed else "bidikv."
+            raise ConnectorConfigError(f"kv_connector_extra_config.{place}{key}: {first['msg']}") from error
 
     def index_address(self, data_parallel_index: int) -> str:
         """`host:port` that prefill engines should ask for this rank (IPv6 hosts in brackets)."""

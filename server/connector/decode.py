@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bidikv_server.connector import requests
 from bidikv_server.connector.core import digests, readback
+from bidikv_server.connector.core.digests import ChainMemory
 from bidikv_server.connector.core.protection import Holding, ProtectedSet
 from bidikv_server.connector.index_service import IndexService
 from bidikv_server.connector.side_channel import Server
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from bidikv_server.connector.requests import Recorder
 
 logger = logging.getLogger("vllm.bidikv")
+
+_CHAINS_PER_POOL: Final = 4
+"""Tokens whose digests are remembered, in pools: as many as the index remembers turns of."""
 
 
 class DecodeRetention:
@@ -54,14 +58,19 @@ class DecodeRetention:
         self._block_size = block_size
         budget_blocks = int(block_pool.num_gpu_blocks * config.protected_share)
         self._protected = ProtectedSet(budget_blocks)
+        self._chains = ChainMemory(_CHAINS_PER_POOL * block_pool.num_gpu_blocks * block_size)
         self._to_unpin: list[int] = []
         # Free blocks ahead of the protected ones in the queue after the last refresh, and blocks handed out since.
         self._ahead = 0
         self._handed_out = 0
-        self._index = IndexService(identity, connection, block_pool.num_gpu_blocks)
+        self._index = IndexService(
+            identity, connection, block_pool.num_gpu_blocks, max_ttl_s=config.decoder_kv_blocks_ttl
+        )
         host, port = config.index_host, config.index_port + rank
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._server = Server(address, self._index.answer, secret=config.secret.get_secret_value())
+        self._server = Server(
+            address, self._index.answer, secret=config.secret.get_secret_value(), idle=self._index.sweep
+        )
         logger.info(
             "bidikv: retention index on %s, TTL %g s, at most %d of %d blocks protected",
             address,
@@ -70,47 +79,76 @@ class DecodeRetention:
             block_pool.num_gpu_blocks,
         )
 
-    def retain(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
+    def retain(self, request: Request, block_ids: tuple[list[int], ...], *, complete: bool = True) -> None:
         """Record a finished turn, if it is one of a known conversation and can be proven.
 
         The blocks are referenced until `settle`, after vLLM has freed the request.
+
+        Args:
+            request: It has just ended.
+            block_ids: Its blocks, by KV cache group.
+            complete: Whether the turn certainly ended well. One that may have been given up is kept like any other, but
+                neither replaces what its conversation left before nor releases or protects anything.
         """
         leg = requests.LegParams.of(request)
         if leg is None:
             return
-        if leg.release:
+        if leg.release and complete:
             self._index.release(leg.conversation)
-            self._protected.release(leg.conversation)
+            self._forget(leg.conversation)
             self._stats.record("retained_turns", 1, "final")
         if leg.retain_s <= 0:
             return
-        if not requests.provable(request):
+        held = self._settled_blocks(request, block_ids[0])
+        if held is None:
             self._stats.record("retained_turns", 1, "unsupported")
             return
-        tokens = request.all_token_ids
+        if not held:
+            return
+        chain = digests.chain(
+            requests.seed(request, leg, self._identity),
+            request.all_token_ids,
+            block_size=self._block_size,
+            blocks=len(held),
+            media=digests.media_marks(requests.media_items(request), self._block_size),
+            known=self._chains.get(leg.conversation),
+        )
+        self._hold(held)
+        if complete:
+            self._chains.put(leg.conversation, chain)
+            self._protect(leg, held, request.num_tokens)
+        else:
+            self._stats.record("retained_blocks", len(held), "soft")
+        self._index.retain(
+            leg.conversation,
+            chain,
+            held,
+            ttl_s=self._ttl_s(leg),
+            supersede=complete,
+            keep=() if complete else self._protected,
+        )
+        self._stats.record("retained_turns", 1, "retained" if complete else "stop_string")
+
+    def _settled_blocks(self, request: Request, block_ids: list[int]) -> tuple[int, ...] | None:
+        """The blocks of a finished request whose KV is written for good; None when they cannot be proven."""
+        if not requests.provable(request):
+            return None
         count = readback.retainable_blocks(
-            all_tokens=len(tokens),
+            all_tokens=request.num_tokens,
             computed_tokens=request.num_computed_tokens,
             in_flight_tokens=request.num_in_flight_tokens,
             block_size=self._block_size,
-            block_ids=block_ids[0],
+            block_ids=block_ids,
         )
-        held = tuple(block_ids[0][:count])
-        if not held:
-            return
-        if any(self._pool.blocks[block_id].is_null for block_id in held):
-            self._stats.record("retained_turns", 1, "unsupported")
-            return
-        start = requests.seed(request, leg, self._identity)
-        chain = digests.chain(start, tokens, block_size=self._block_size, blocks=count)
-        self._hold(leg, held, len(tokens))
-        self._index.retain(leg.conversation, chain, held, ttl_s=self._ttl_s(leg))
-        self._stats.record("retained_turns", 1, "retained")
+        held = tuple(block_ids[:count])
+        return None if any(self._pool.blocks[block_id].is_null for block_id in held) else held
 
-    def _hold(self, leg: requests.LegParams, held: tuple[int, ...], tokens: int) -> None:
-        now_s = time.monotonic()
+    def _hold(self, held: tuple[int, ...]) -> None:
         self._pool.touch([self._pool.blocks[block_id] for block_id in held])
         self._to_unpin += held
+
+    def _protect(self, leg: requests.LegParams, held: tuple[int, ...], tokens: int) -> None:
+        now_s = time.monotonic()
         before = len(self._protected)
         if leg.protect:
             self._protected.admit(
@@ -121,6 +159,18 @@ class DecodeRetention:
         grown = max(0, len(self._protected) - before)
         self._stats.record("retained_blocks", grown, "protected")
         self._stats.record("retained_blocks", len(held) - grown, "soft")
+
+    def _forget(self, conversation: str) -> None:
+        self._protected.release(conversation)
+        self._chains.forget(conversation)
+
+    def _follow_peers(self, now_s: float) -> None:
+        """Do for protection what the index was asked to do since the last time."""
+        for conversation, until_s in self._index.take_changes().items():
+            if until_s is None:
+                self._forget(conversation)
+            else:
+                self._protected.renew(conversation, until_s, now_s=now_s)
 
     def _ttl_s(self, leg: requests.LegParams) -> float:
         return min(leg.retain_s, self._config.decoder_kv_blocks_ttl)
@@ -172,6 +222,7 @@ class DecodeRetention:
         if gain <= 0 or gain * 8 < len(self._protected):
             return
         now_s = time.monotonic()
+        self._follow_peers(now_s)
         self._protected.expire(now_s)
         protected = [self._pool.blocks[block_id] for block_id in self._protected.order(now_s)]
         free = [block for block in protected if block.ref_cnt == 0]
@@ -182,6 +233,7 @@ class DecodeRetention:
 
     def report(self) -> None:
         """Carry the index thread's counts and the current holdings to the statistics."""
+        self._follow_peers(time.monotonic())
         asked, lost, held = self._index.take_counts()
         for kind, count in asked.items():
             self._stats.record("index_requests", count, kind)

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bidikv_server.connector import messages
 from bidikv_server.connector.core.retention import RetentionIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Container, Sequence
+
+    from bidikv_server.connector.core.digests import Chain
+
+_SWEEP_EVERY_S: Final = 0.5
+_SLICE_DIGESTS: Final = 256
+_SLICES_PER_SWEEP: Final = 64
 
 
 class IndexService:
     """Answers side-channel messages. Every method may be called from either thread."""
 
-    def __init__(self, identity: str, connection: dict[str, Any], num_blocks: int) -> None:
+    def __init__(
+        self, identity: str, connection: dict[str, Any], num_blocks: int, *, max_ttl_s: float = math.inf
+    ) -> None:
         """Serve an empty index.
 
         Args:
             identity: What a peer must share with this engine.
             connection: What vLLM's NIXL pull needs to reach this engine's blocks; fields of `messages.Found`.
             num_blocks: Blocks of the pool.
+            max_ttl_s: The longest time that a peer may renew for.
         """
+        self._max_ttl_s = max_ttl_s
         self._identity = identity
         self._connection = connection
         # Generations start anew with every engine start; the epoch tells readers which start they belong to.
@@ -33,18 +44,63 @@ class IndexService:
         self._lock = threading.Lock()
         self._index = RetentionIndex(num_blocks)
         self._asked: Counter[str] = Counter()
+        # What peers asked for and the engine's thread has not heard of yet: None releases, a time renews until then.
+        self._changes: dict[str, float | None] = {}
+        self._next_sweep_s = 0.0
+        self._answers: dict[type, Callable[[Any], bytes | None]] = {
+            messages.Lookup: self._look_up,
+            messages.Validate: self._validate,
+            messages.Renew: self._renew,
+            messages.Release: self._release,
+        }
 
     def retain(
-        self, conversation: str, digests: Sequence[bytes], block_ids: Sequence[int], *, ttl_s: float
+        self,
+        conversation: str,
+        chain: Chain,
+        block_ids: Sequence[int],
+        *,
+        ttl_s: float,
+        supersede: bool = True,
+        keep: Container[int] = (),
     ) -> None:
-        """Record a finished turn."""
+        """Record a finished turn, as `RetentionIndex.retain` does."""
         with self._lock:
-            self._index.retain(conversation, digests, block_ids, now_s=time.monotonic(), ttl_s=ttl_s)
+            self._changes.pop(conversation, None)
+            self._index.retain(
+                conversation,
+                chain.digests,
+                block_ids,
+                now_s=time.monotonic(),
+                ttl_s=ttl_s,
+                tokens=chain.tokens,
+                supersede=supersede,
+                keep=keep,
+            )
 
     def release(self, conversation: str) -> None:
         """Forget a conversation that has ended."""
         with self._lock:
             self._index.release(conversation)
+
+    def take_changes(self) -> dict[str, float | None]:
+        """Conversations that peers released (None) or renewed (until when) since the last call."""
+        if not self._changes:
+            return {}
+        with self._lock:
+            changes, self._changes = self._changes, {}
+            return changes
+
+    def sweep(self) -> None:
+        """Drop what has expired, in slices, so that neither the engine nor a lookup waits long for the lock."""
+        now_s = time.monotonic()
+        if now_s < self._next_sweep_s:
+            return
+        self._next_sweep_s = now_s + _SWEEP_EVERY_S
+        for _ in range(_SLICES_PER_SWEEP):
+            with self._lock:
+                if self._index.expire(now_s, limit=_SLICE_DIGESTS) < _SLICE_DIGESTS:
+                    return
 
     def reused(self, block_id: int) -> None:
         """The pool handed this block out."""
@@ -60,19 +116,19 @@ class IndexService:
     def answer(self, data: bytes) -> bytes | None:
         """Serve one message; what cannot be read gets no answer."""
         message = messages.decode(data)
-        if isinstance(message, messages.Lookup | messages.Validate) and message.v != messages.VERSION:
-            return self._refuse(f"decode speaks version {messages.VERSION}, prefill {message.v}")
-        if isinstance(message, messages.Lookup):
-            return self._look_up(message)
-        if isinstance(message, messages.Validate):
-            return self._validate(message)
-        self._count("malformed")
-        return None
+        # An older peer's messages may have other fields: it is told what is wrong instead of being left to time out.
+        version = message.v if message is not None else messages.version_of(data)
+        if version not in {None, messages.VERSION}:
+            return self._refuse(f"decode speaks version {messages.VERSION}, its peer {version}")
+        answer = self._answers.get(type(message))
+        reply = answer(message) if answer is not None else None
+        if reply is None:
+            self._count("malformed")
+        return reply
 
     def _look_up(self, message: messages.Lookup) -> bytes | None:
         wanted = messages.split_digests(message.digests)
         if wanted is None:
-            self._count("malformed")
             return None
         if message.identity != self._identity:
             return self._refuse("the engines differ in model, dtype, block size or speculation")
@@ -86,6 +142,7 @@ class IndexService:
                 block_ids=list(match.block_ids),
                 generations=list(match.generations),
                 reason=match.reason,
+                retained=match.retained,
                 **self._connection,
             )
         )
@@ -95,6 +152,26 @@ class IndexService:
         with self._lock:
             valid = message.epoch == self._epoch and self._index.valid(message.block_ids, message.generations)
         return messages.encode(messages.Verdict(messages.VERSION, valid))
+
+    def _renew(self, message: messages.Renew) -> bytes | None:
+        if not message.ttl_s > 0:
+            return None
+        self._count("renew")
+        now_s = time.monotonic()
+        ttl_s = min(message.ttl_s, self._max_ttl_s)
+        with self._lock:
+            known = self._index.renew(message.conversation, now_s=now_s, ttl_s=ttl_s)
+            if known:
+                self._changes[message.conversation] = now_s + ttl_s
+        return messages.encode(messages.Verdict(messages.VERSION, known))
+
+    def _release(self, message: messages.Release) -> bytes:
+        self._count("release")
+        with self._lock:
+            known = self._index.release(message.conversation)
+            if known:
+                self._changes[message.conversation] = None
+        return messages.encode(messages.Verdict(messages.VERSION, known))
 
     def _refuse(self, why: str) -> bytes:
         self._count("refused")

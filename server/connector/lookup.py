@@ -94,6 +94,9 @@ class Lookup:
         if isinstance(reply, messages.Refused):
             logger.warning("bidikv: %s refuses readback: %s", source, reply.message)
             return Reason.INCOMPATIBLE
+        if isinstance(reply, messages.Found) and reply.v != messages.VERSION:
+            logger.warning("bidikv: no readback: %s speaks version %d", source, reply.v)
+            return Reason.INCOMPATIBLE
         match = _match(reply, self._blocks) if isinstance(reply, messages.Found) else None
         if match is None or not isinstance(reply, messages.Found):
             logger.warning("bidikv: no readback: %s sent an answer that cannot be used", source)
@@ -109,4 +112,4 @@ def _match(found: messages.Found, asked_blocks: int) -> Match | None:
         return None
     if found.reason not in set(Reason) or min(found.tp_size, found.pp_size) < 1 or found.dcp_size != 1:
         return None
-    return Match(tuple(found.block_ids), tuple(found.generations), Reason(found.reason))
+    return Match(tuple(found.block_ids), tuple(found.generations), Reason(found.reason), found.retained)

@@ -2,6 +2,7 @@
 
 Version history (bump when a field changes meaning or a required one is added; peers of other versions are told so):
 1  first
+2  Found says which tokens the conversation retained where a prompt diverges; Renew and Release
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 
 from bidikv_server.connector.core.digests import DIGEST_BYTES
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_MESSAGE_BYTES: Final = 8 << 20
 """Room for the digests of four million tokens in 16-token blocks; anything larger is refused unread."""
 
@@ -34,13 +35,23 @@ class Lookup(msgspec.Struct, frozen=True, tag="lookup", array_like=True):
 
 
 class Found(msgspec.Struct, frozen=True, tag="found", array_like=True):
-    """Decode answers a `Lookup`. The fields after `reason` are what vLLM's NIXL pull needs to reach decode's blocks."""
+    """Decode answers a `Lookup`. The fields after `retained` are what vLLM's NIXL pull needs to reach decode's blocks.
+
+    Attributes:
+        v: Protocol version.
+        epoch: Which start of the index promises the blocks.
+        block_ids: Decode's blocks, in prompt order.
+        generations: Their generations.
+        reason: Of `Reason`.
+        retained: When the prompt diverged: the packed tokens of the block that the conversation retained instead.
+    """
 
     v: int
     epoch: str
     block_ids: list[int]
     generations: list[int]
     reason: str
+    retained: bytes
     engine_id: str
     host: str
     port: int
@@ -58,8 +69,29 @@ class Validate(msgspec.Struct, frozen=True, tag="validate", array_like=True):
     generations: list[int]
 
 
+class Renew(msgspec.Struct, frozen=True, tag="renew", array_like=True):
+    """The conversation comes back later than it said: keep what its last turn left.
+
+    Attributes:
+        v: Protocol version.
+        conversation: Opaque key.
+        ttl_s: From now; at most the engine's own maximum.
+    """
+
+    v: int
+    conversation: str
+    ttl_s: float
+
+
+class Release(msgspec.Struct, frozen=True, tag="release", array_like=True):
+    """The conversation has ended: forget what no other one is made of."""
+
+    v: int
+    conversation: str
+
+
 class Verdict(msgspec.Struct, frozen=True, tag="verdict", array_like=True):
-    """Decode answers a `Validate`."""
+    """Decode answers a `Validate`, or whether a `Renew` or `Release` found its conversation."""
 
     v: int
     valid: bool
@@ -72,7 +104,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
     message: str
 
 
-Message = Lookup | Found | Validate | Verdict | Refused
+Message = Lookup | Found | Validate | Renew | Release | Verdict | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
@@ -91,6 +123,21 @@ def decode(data: bytes | memoryview) -> Message | None:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def version_of(data: bytes | memoryview) -> int | None:
+    """Protocol version of a message that cannot be decoded otherwise; None if it is none of this protocol."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        return None
+    try:
+        fields = msgspec.msgpack.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    match fields:
+        case [str(), int() as version, *_]:
+            return version
+        case _:
+            return None
 
 
 def split_digests(joined: bytes) -> list[bytes] | None:

@@ -11,11 +11,16 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from vllm.v1.request import RequestStatus
 
 from bidikv_server import wire
 from bidikv_server.connector import messages, requests
 from bidikv_server.connector.core import digests, readback
+from bidikv_server.connector.core.accounts import Account
+from bidikv_server.connector.core.costs import CostModel
+from bidikv_server.connector.core.digests import ChainMemory
 from bidikv_server.connector.lookup import Lookup, Offer
 from bidikv_server.connector.metadata import ReadbackCheck, ReadbackOutcomes
 from bidikv_server.connector.nixl_agent import READBACK_PREFIX
@@ -34,6 +39,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.bidikv")
 
+_REMEMBERED_TOKENS: Final = 1 << 23
+"""Tokens of recent prompts whose digests are kept, about 70 MB with 16-token blocks; a next turn hashes only what is new."""
+
 
 @dataclass(slots=True)
 class _Turn:
@@ -47,6 +55,9 @@ class _Turn:
         reading: A read was handed to the workers, at any time.
         remote_tokens: Tokens of that read; 0 after it failed.
         local_tokens: Prefill's own hit when it was asked last before a read.
+        packed: The prompt's packed tokens, as far as they were looked up.
+        since_s: When the lookup, and later the read, began.
+        runs_since_s: When vLLM last began to compute it; 0 before.
     """
 
     reason: Reason = Reason.UNKNOWN
@@ -56,7 +67,9 @@ class _Turn:
     reading: bool = False
     remote_tokens: int = 0
     local_tokens: int = 0
+    packed: bytes = b""
     since_s: float = field(default_factory=time.monotonic)
+    runs_since_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,8 @@ class PrefillReadback:
         # Where reads under way go; a request may be aborted, and forgotten, before its read is over.
         self._reading_into: dict[str, tuple[int, ...]] = {}
         self._quarantine = Quarantine()
+        self._chains = ChainMemory(_REMEMBERED_TOKENS)
+        self._costs = CostModel() if config.kv_recompute_threshold == "auto" else None
 
     def bind(self, block_pool: BlockPool) -> None:
         """Take vLLM's block pool."""
@@ -106,15 +121,23 @@ class PrefillReadback:
             turn.reason = Reason.UNSUPPORTED
             return
         blocks = readback.usable_blocks(len(prompt), self._block_size)
-        if blocks * self._block_size < self._config.kv_recompute_threshold or not blocks:
+        if blocks * self._block_size < self._config.threshold_tokens or not blocks:
             turn.reason = Reason.BELOW_THRESHOLD
             return
-        start = requests.seed(request, leg, self._identity)
-        chain = digests.chain(start, prompt, block_size=self._block_size, blocks=blocks)
+        chain = digests.chain(
+            requests.seed(request, leg, self._identity),
+            prompt,
+            block_size=self._block_size,
+            blocks=blocks,
+            media=digests.media_marks(requests.media_items(request), self._block_size),
+            known=self._chains.get(leg.conversation),
+        )
+        self._chains.put(leg.conversation, chain)
+        turn.packed = chain.tokens
         turn.lookup = Lookup(
             self._client,
             leg.sources,
-            messages.Lookup(messages.VERSION, self._identity, leg.conversation, b"".join(chain)),
+            messages.Lookup(messages.VERSION, self._identity, leg.conversation, b"".join(chain.digests)),
             blocks=blocks,
             now_s=time.monotonic(),
             timeout_s=self._config.lookup_timeout_s,
@@ -141,7 +164,7 @@ class PrefillReadback:
             turn.offer.match,
             local_tokens=local_tokens,
             block_size=self._block_size,
-            threshold_tokens=self._config.kv_recompute_threshold,
+            threshold_tokens=self._threshold(turn.offer.source),
         )
         if isinstance(decision, Reason):
             turn.reason, turn.pull = decision, None
@@ -149,6 +172,11 @@ class PrefillReadback:
         # vLLM may still refuse the offer, for instance to a request that must compute its whole prompt.
         turn.reason, turn.pull = Reason.UNSUPPORTED, decision
         return len(decision.block_ids) * self._block_size, True
+
+    def _threshold(self, source: str) -> float:
+        """Smallest number of tokens worth a pull from `source`."""
+        learnt = self._costs.smallest_gain(source, now_s=time.monotonic()) if self._costs else None
+        return self._config.threshold_tokens if learnt is None else learnt
 
     @staticmethod
     def _take_result(turn: _Turn, lookup: Lookup) -> None:
@@ -203,6 +231,12 @@ class PrefillReadback:
             )
         )
 
+    def runs(self, request_id: str) -> None:
+        """VLLM scheduled a request, to be computed as soon as what it waits for is there."""
+        turn = self._turns.get(request_id)
+        if turn is not None:
+            turn.runs_since_s = time.monotonic()
+
     def take_reads(self) -> list[Read]:
         """Reads committed since the last call."""
         reads, self._reads = self._reads, []
@@ -228,7 +262,10 @@ class PrefillReadback:
     def _end_read(self, request_id: str, turn: _Turn, pull: readback.Pull, outcome: Reason) -> None:
         good = outcome is Reason.HIT
         blocks = turn.remote_tokens // self._block_size
-        self._stats.record("readback_seconds", time.monotonic() - turn.since_s)
+        now_s = time.monotonic()
+        self._stats.record("readback_seconds", now_s - turn.since_s)
+        if good and self._costs is not None and turn.offer is not None:
+            self._costs.pulled(turn.offer.source, turn.remote_tokens, now_s - turn.since_s, now_s=now_s)
         self._stats.record("readback_blocks", blocks, "verified" if good else "rejected")
         turn.reason = pull.reason if good else outcome
         if not good:
@@ -238,36 +275,41 @@ class PrefillReadback:
     def account(self, request: Request) -> dict[str, Any]:
         """The `bidikv` part of prefill's answer; forgets the request."""
         turn = self._turns.pop(request.request_id, None) or _Turn()
-        prompt_tokens = request.num_prompt_tokens
-        remote, local = turn.remote_tokens, turn.local_tokens
-        computed = max(0, prompt_tokens - local - remote)
-        match = turn.offer.match if turn.offer else None
-        diverged = readback.diverged_at_token(match, block_size=self._block_size)
-        self._stats.record("readbacks", 1, str(turn.reason))
-        for source, tokens in (("remote", remote), ("local", local), ("computed", computed)):
-            self._stats.record("prompt_tokens", tokens, source)
-        logger.info(
-            "bidikv: request %s reason=%s prompt=%d remote=%d local=%d computed=%d diverged_at=%s",
-            request.request_id,
+        account = Account.make(
             turn.reason,
-            prompt_tokens,
-            remote,
-            local,
-            computed,
-            diverged,
+            turn.offer.match if turn.offer else None,
+            turn.pull if turn.reading else None,
+            prompt_tokens=request.num_prompt_tokens,
+            remote_tokens=turn.remote_tokens,
+            local_tokens=turn.local_tokens,
+            packed=turn.packed,
+            block_size=self._block_size,
         )
-        return {
-            wire.KEY: {
-                "v": wire.VERSION,
-                "reason": str(turn.reason),
-                "prompt_tokens": prompt_tokens,
-                "remote_tokens": remote,
-                "local_tokens": local,
-                "computed_tokens": computed,
-                "diverged_at_token": diverged,
-            }
-        }
+        self._stats.record("readbacks", 1, str(account.reason))
+        sources = (
+            ("remote", account.remote_tokens),
+            ("local", account.local_tokens),
+            ("computed", account.computed_tokens),
+        )
+        for source, tokens in sources:
+            self._stats.record("prompt_tokens", tokens, source)
+        logger.log(
+            logging.DEBUG if account.lost_at is None else logging.INFO,
+            "bidikv: request %s %s",
+            request.request_id,
+            account.describe(),
+        )
+        if self._costs is not None and turn.runs_since_s and _ran_through(request):
+            now_s = time.monotonic()
+            self._costs.computed(account.computed_tokens, now_s - turn.runs_since_s, now_s=now_s)
+        return {wire.KEY: account.answer()}
 
     def close(self) -> None:
         """Stop the lookup client. Idempotent."""
         self._client.close()
+
+
+def _ran_through(request: Request) -> bool:
+    """Whether a request was computed to its end in one go."""
+    ended = {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED}
+    return request.num_preemptions == 0 and request.status in ended

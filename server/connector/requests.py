@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from vllm.v1.request import RequestStatus
 
 from bidikv_server import wire
 from bidikv_server.connector.core import digests
@@ -13,6 +16,12 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+
+_LONGEST_S: Final = 1e9
+# With both of its caches off vLLM numbers media instead of hashing them, and two engines give the same number to
+# different images. (`BaseRenderer._process_mm_uuids`; an adapter's name may stand before the hash.)
+_CONTENT_HASH: Final = re.compile(r"(?:.*:)?[0-9a-f]{64,128}", re.DOTALL)
 
 
 class Recorder(Protocol):
@@ -55,27 +64,46 @@ class LegParams:
             return None
         if not isinstance(sources, list | tuple) or not all(isinstance(source, str) for source in sources):
             return None
-        if not isinstance(retain_s, int | float):
+        if not isinstance(retain_s, int | float) or not retain_s >= 0:  # Not a number is not, either.
             return None
         return cls(
             conversation,
             salt,
             tuple(sources),
-            float(retain_s),
+            # An integer of a client's may be too large for a float.
+            float(min(retain_s, _LONGEST_S)),
             protect=ours.get("protect") is True,
             release=ours.get("release") is True,
         )
 
 
 def provable(request: Request) -> bool:
-    """Whether token ids, salt and adapter name are all that decides this request's KV."""
+    """Whether token ids, media hashes, salt and adapter are all that decides this request's KV."""
     return (
         request.prompt_token_ids is not None
         and request.prompt_embeds is None
-        and not request.mm_features
+        and all(_CONTENT_HASH.fullmatch(content) for content, _, _ in media_items(request))
         and not request.resumable
         and request.pooling_params is None
     )
+
+
+def media_items(request: Request) -> list[tuple[str, int, int]]:
+    """Content hash, first placeholder token and number of placeholder tokens of each media item of a prompt."""
+    return [
+        (feature.identifier, feature.mm_position.offset, feature.mm_position.length)
+        for feature in request.mm_features
+    ]
+
+
+def may_have_met_a_stop_string(request: Request) -> bool:
+    """Whether an aborted request may be a turn that ended as its client wished.
+
+    vLLM looks for a client's `stop` strings in its API server, which then aborts the request in the engine: the engine cannot
+    tell that from a client that went away. What was computed is as true either way.
+    """
+    sampling = request.sampling_params
+    return request.status == RequestStatus.FINISHED_ABORTED and sampling is not None and bool(sampling.stop)
 
 
 def seed(request: Request, leg: LegParams, identity: str) -> bytes:
@@ -88,6 +116,7 @@ def seed(request: Request, leg: LegParams, identity: str) -> bytes:
 def engine_identity(vllm_config: VllmConfig, block_size: int) -> str:
     """Digest of what two engines must share for a block of one to mean the same on the other."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
+    media = model.multimodal_config
     parts: tuple[Any, ...] = (
         model.model,
         model.revision,
@@ -100,6 +129,7 @@ def engine_identity(vllm_config: VllmConfig, block_size: int) -> str:
         block_size,
         vllm_config.speculative_config is not None,
         model.hf_overrides if isinstance(model.hf_overrides, dict) else None,
+        (media.mm_processor_kwargs, media.media_io_kwargs) if media is not None else None,
     )
     return digests.seed(*map(str, parts)).hex()
 

@@ -7,7 +7,7 @@ retention index, under its lock: vLLM's block pool belongs to the engine core's 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 from vllm.v1.request import RequestStatus
@@ -20,6 +20,7 @@ from bidikv_server.connector.requests import (
     engine_identity,
     fence_objection,
     layout_objection,
+    may_have_met_a_stop_string,
     parallel_objection,
 )
 from bidikv_server.connector.stats import BidiStats
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger("vllm.bidikv")
+
+_ENDED_WELL: Final = frozenset({RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED})
 
 
 class BidiConnectorScheduler(NixlPullConnectorScheduler):
@@ -138,8 +141,10 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
         self._reqs_in_batch.add(request.request_id)
         if self.use_host_buffer:
             self._reqs_need_save[request.request_id] = request
-        if self._prefill is not None and num_external_tokens > 0:
-            self._prefill.commit(request.request_id, blocks.get_block_ids()[0], num_external_tokens)
+        if self._prefill is not None:
+            self._prefill.runs(request.request_id)
+            if num_external_tokens > 0:
+                self._prefill.commit(request.request_id, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> BidiConnectorMetadata:
         """Hand this step's reads, and what it takes to believe them, to the workers."""
@@ -180,11 +185,10 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
             if self._prefill is not None:
                 account = self._prefill.account(request)
                 answer = {**answer, **account} if answer is not None else None
-        elif self._decode is not None and request.status in {
-            RequestStatus.FINISHED_STOPPED,
-            RequestStatus.FINISHED_LENGTH_CAPPED,
-        }:
-            self._decode.retain(request, block_ids)
+        elif self._decode is not None and (
+            (complete := request.status in _ENDED_WELL) or may_have_met_a_stop_string(request)
+        ):
+            self._decode.retain(request, block_ids, complete=complete)
         return delay_free, answer
 
     def settle(self) -> None:

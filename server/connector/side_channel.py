@@ -57,9 +57,19 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
 
 
 class Server:
-    """Answers requests on one thread. `handle` runs on that thread and must return quickly; None means no answer."""
+    """Answers requests on one thread. `handle` runs on that thread and must return quickly; None means no answer.
 
-    def __init__(self, address: str, handle: Callable[[bytes], bytes | None], *, secret: str = "") -> None:
+    So does `idle`, at least twice a second and after every request.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        handle: Callable[[bytes], bytes | None],
+        *,
+        secret: str = "",
+        idle: Callable[[], None] = lambda: None,
+    ) -> None:
         """Bind to `host:port`; with a secret, answer only peers that have it too.
 
         Raises:
@@ -67,6 +77,7 @@ class Server:
         """
         self.address = address
         self._handle = handle
+        self._idle = idle
         self._secret = secret.encode()
         self._stop = threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -86,6 +97,7 @@ class Server:
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            self._idle()
             if not self._socket.poll(_STOP_POLL_MS):
                 continue
             peer, *frames = self._socket.recv_multipart()

@@ -59,7 +59,7 @@ class ProtectedSet:
         """Blocks held."""
         return len(self._holders)
 
-    def __contains__(self, block_id: int) -> bool:
+    def __contains__(self, block_id: object) -> bool:
         """Whether a block is protected."""
         return block_id in self._holders
 
@@ -90,6 +90,13 @@ class ProtectedSet:
             holders.discard(conversation)
             if not holders:
                 del self._holders[block_id]
+
+    def renew(self, conversation: str, expires_at_s: float, *, now_s: float) -> None:
+        """The conversation said again when it comes back: its wait starts anew, and never ends earlier than before."""
+        holding = self._holdings.get(conversation)
+        if holding is not None:
+            expires_at_s = max(expires_at_s, holding.expires_at_s)
+            self._holdings[conversation] = replace(holding, since_s=now_s, expires_at_s=expires_at_s)
 
     def expire(self, now_s: float) -> None:
         """Stop protecting what did not come back in time."""

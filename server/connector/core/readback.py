@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bidikv_server.connector.core import digests
 from bidikv_server.reasons import Reason
 
 if TYPE_CHECKING:
@@ -35,14 +36,14 @@ def usable_blocks(prompt_tokens: int, block_size: int) -> int:
     return max(0, prompt_tokens - 1) // block_size
 
 
-def decide(match: Match, *, local_tokens: int, block_size: int, threshold_tokens: int) -> Pull | Reason:
+def decide(match: Match, *, local_tokens: int, block_size: int, threshold_tokens: float) -> Pull | Reason:
     """Pull what decode holds beyond prefill's own hit, or say why not.
 
     Args:
         match: What decode holds of this prompt.
         local_tokens: Prefill's own prefix-cache hit, whole blocks.
         block_size: Tokens per block.
-        threshold_tokens: Smallest gain worth a transfer.
+        threshold_tokens: Smallest gain worth a transfer; infinite if none is.
     """
     first = local_tokens // block_size
     gain = len(match.block_ids) - first
@@ -62,11 +63,21 @@ def _hit(reason: Reason) -> Reason:
     return Reason.HIT if reason is Reason.HIT else Reason.HIT_EVICTED
 
 
-def diverged_at_token(match: Match | None, *, block_size: int) -> int | None:
-    """First token of the block in which the prompt stops being what decode retained; None if it does not."""
+def diverged_at_token(match: Match | None, tokens: bytes, *, block_size: int) -> int | None:
+    """First token in which the prompt is not what its conversation retained; None if it is, or nobody knows.
+
+    Args:
+        match: What decode holds of the prompt.
+        tokens: The prompt's packed tokens (`digests.pack`).
+        block_size: Tokens per block.
+    """
     if match is None or match.reason is not Reason.DIVERGED:
         return None
-    return len(match.block_ids) * block_size
+    first = len(match.block_ids) * block_size
+    ours = tokens[first * digests.TOKEN_BYTES : (first + block_size) * digests.TOKEN_BYTES]
+    same = digests.common_tokens(ours, match.retained)
+    # Equal tokens under different digests: another medium, adapter or salt, which counts from the block's start.
+    return first + (same if same < block_size else 0)
 
 
 def retainable_blocks(

@@ -13,10 +13,11 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bidikv_server.connector.core.deadlines import Deadlines
 from bidikv_server.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +28,28 @@ class Match:
         block_ids: Decode's block of each matched digest, in order.
         generations: Generation of each of those blocks at lookup time.
         reason: HIT when nothing this conversation retained was lost, else why the match is no longer than it is.
+        retained: When it diverged: the packed tokens of the conversation's own block at the place where the match ends.
     """
 
     block_ids: tuple[int, ...]
     generations: tuple[int, ...]
     reason: Reason
+    retained: bytes = b""
 
 
 @dataclass(slots=True)
 class _Entry:
     block_id: int
     expires_at_s: float
+    # The deadline that will look at this entry; an older turn's deadline leaves it alone.
+    deadline: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    digests: tuple[bytes, ...]
+    tokens: bytes
+    ttl_s: float
 
 
 class RetentionIndex:
@@ -49,12 +61,13 @@ class RetentionIndex:
         self._entries: dict[bytes, _Entry] = {}
         self._digests_of: dict[int, set[bytes]] = {}
         # Last retained turn of each conversation, and digests that were lost: only to say why a lookup missed.
-        self._turns: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
+        self._turns: OrderedDict[str, _Turn] = OrderedDict()
         self._lost: OrderedDict[bytes, Reason] = OrderedDict()
         self._memory_limit = 4 * num_blocks
         self._turn_blocks = 0
         self._users: Counter[bytes] = Counter()
         self._losses: Counter[str] = Counter()
+        self._deadlines = Deadlines()
 
     def __len__(self) -> int:
         """Digests held."""
@@ -74,23 +87,56 @@ class RetentionIndex:
         *,
         now_s: float,
         ttl_s: float,
+        tokens: bytes = b"",
+        supersede: bool = True,
+        keep: Container[int] = (),
     ) -> None:
         """Record a finished turn: `block_ids[i]` holds the block that `digests[i]` names.
 
         A digest that is already held moves to the newer block and never to an earlier expiry.
+
+        Args:
+            conversation: Opaque key.
+            digests: In prompt order.
+            block_ids: As many.
+            now_s: The caller's clock.
+            ttl_s: How long.
+            tokens: The blocks' packed tokens, to say where a later prompt diverges; may be empty.
+            supersede: Whether later prompts of the conversation are explained by this turn instead of the one before.
+            keep: Blocks whose digests do not move to a newer block.
         """
-        expires_at_s = now_s + ttl_s
+        deadline = self._deadlines.add(now_s + ttl_s, tuple(digests))
         for digest, block_id in zip(digests, block_ids, strict=True):
             held = self._entries.get(digest)
+            expires_at_s = now_s + ttl_s
             if held is not None:
-                expires_at_s_of_held = max(held.expires_at_s, expires_at_s)
+                expires_at_s = held.expires_at_s = max(held.expires_at_s, expires_at_s)
+                if held.block_id in keep:
+                    continue
                 self._unlink(digest, held)
-            else:
-                expires_at_s_of_held = expires_at_s
-            self._entries[digest] = _Entry(block_id, expires_at_s_of_held)
+            self._entries[digest] = _Entry(block_id, expires_at_s, deadline)
             self._digests_of.setdefault(block_id, set()).add(digest)
             self._lost.pop(digest, None)
-        self._remember_turn(conversation, tuple(digests))
+        if supersede:
+            self._remember_turn(conversation, _Turn(tuple(digests), tokens, ttl_s))
+        if len(self._deadlines) > 2 * (self._memory_limit + len(self._entries)):
+            self._deadlines.compact(self._watches)
+
+    def renew(self, conversation: str, *, now_s: float, ttl_s: float | None = None) -> bool:
+        """The conversation is alive: keep what its last turn left for another `ttl_s`, by default that turn's own.
+
+        Returns whether there was anything to keep. Never makes an expiry earlier.
+        """
+        turn = self._turns.get(conversation)
+        if turn is None:
+            return False
+        expires_at_s = now_s + (turn.ttl_s if ttl_s is None else ttl_s)
+        held = [
+            entry for entry in map(self._entries.get, turn.digests) if entry and entry.expires_at_s > now_s
+        ]
+        for entry in held:
+            entry.expires_at_s = max(entry.expires_at_s, expires_at_s)
+        return bool(held)
 
     def reused(self, block_id: int) -> None:
         """Decode's pool handed this block out: nothing read from it after this moment may be believed."""
@@ -99,12 +145,14 @@ class RetentionIndex:
             del self._entries[digest]
             self._remember_loss(digest, Reason.EVICTED)
 
-    def release(self, conversation: str) -> None:
-        """The conversation has ended: drop what no other remembered turn is made of."""
+    def release(self, conversation: str) -> bool:
+        """The conversation has ended: drop what no other remembered turn is made of. Whether it was known."""
+        known = conversation in self._turns
         for digest in self._forget_turn(conversation):
             entry = self._entries.get(digest)
             if entry is not None and not self._users[digest]:
                 self._drop(digest, entry, Reason.RELEASED)
+        return known
 
     def take_losses(self) -> dict[str, int]:
         """Digests lost since the last call, by cause."""
@@ -112,7 +160,10 @@ class RetentionIndex:
         return dict(losses)
 
     def lookup(self, conversation: str, digests: Sequence[bytes], *, now_s: float) -> Match:
-        """Find the longest prefix of `digests` that is held, in order and unexpired. Drops what has expired."""
+        """Find the longest prefix of `digests` that is held, in order and unexpired. Drops what has expired.
+
+        A conversation that finds something is alive: its turn is renewed.
+        """
         block_ids: list[int] = []
         for digest in digests:
             entry = self._entries.get(digest)
@@ -122,8 +173,12 @@ class RetentionIndex:
                 self._drop(digest, entry, Reason.EXPIRED)
                 break
             block_ids.append(entry.block_id)
+        if block_ids:
+            self.renew(conversation, now_s=now_s)
         generations = tuple(self._generations[block_id] for block_id in block_ids)
-        return Match(tuple(block_ids), generations, self._explain(conversation, digests, len(block_ids)))
+        reason = self._explain(conversation, digests, len(block_ids))
+        retained = self._retained_block(conversation, len(block_ids)) if reason is Reason.DIVERGED else b""
+        return Match(tuple(block_ids), generations, reason, retained)
 
     def valid(self, block_ids: Sequence[int], generations: Sequence[int]) -> bool:
         """Whether none of these blocks was handed out since the lookup that returned these generations."""
@@ -134,12 +189,24 @@ class RetentionIndex:
             for block_id, generation in zip(block_ids, generations, strict=True)
         )
 
-    def expire(self, now_s: float) -> int:
-        """Drop every expired entry; returns how many."""
-        expired = [(digest, entry) for digest, entry in self._entries.items() if entry.expires_at_s <= now_s]
-        for digest, entry in expired:
-            self._drop(digest, entry, Reason.EXPIRED)
-        return len(expired)
+    def expire(self, now_s: float, *, limit: int) -> int:
+        """Drop what has expired, looking at no more than `limit` digests; returns how many it looked at."""
+        looked = 0
+        while looked < limit and (due := self._deadlines.due(now_s, limit - looked)) is not None:
+            number, digests = due
+            looked += len(digests)
+            watched = [digest for digest in digests if self._watches(number, digest)]
+            later = tuple(digest for digest in watched if self._entries[digest].expires_at_s > now_s)
+            for digest in set(watched).difference(later):
+                self._drop(digest, self._entries[digest], Reason.EXPIRED)
+            at_s = min((self._entries[digest].expires_at_s for digest in later), default=now_s)
+            self._deadlines.add(at_s, later, number=number)
+        return looked
+
+    def _watches(self, deadline: int, digest: bytes) -> bool:
+        """Whether it is this deadline that ends a digest's entry."""
+        entry = self._entries.get(digest)
+        return entry is not None and entry.deadline == deadline
 
     def check_integrity(self) -> None:
         """Recompute the reverse map.
@@ -152,9 +219,14 @@ class RetentionIndex:
             reverse.setdefault(entry.block_id, set()).add(digest)
         if reverse != self._digests_of:
             raise RuntimeError(f"retention index is inconsistent: {self!r}")
-        users = Counter(digest for turn in self._turns.values() for digest in turn)
-        if users != self._users or self._turn_blocks != sum(map(len, self._turns.values())):
+        users = Counter(digest for turn in self._turns.values() for digest in turn.digests)
+        if users != self._users or self._turn_blocks != sum(
+            len(turn.digests) for turn in self._turns.values()
+        ):
             raise RuntimeError(f"turn memory is miscounted: {self!r}")
+        watched = set(self._deadlines)
+        if any((entry.deadline, digest) not in watched for digest, entry in self._entries.items()):
+            raise RuntimeError(f"an entry would never expire: {self!r}")
 
     def _explain(self, conversation: str, digests: Sequence[bytes], matched: int) -> Reason:
         if matched == len(digests):
@@ -165,7 +237,13 @@ class RetentionIndex:
         turn = self._turns.get(conversation)
         if turn is None:
             return Reason.HIT if matched else Reason.NOT_RETAINED
-        return Reason.HIT if matched >= len(turn) and matched else Reason.DIVERGED
+        return Reason.HIT if matched >= len(turn.digests) and matched else Reason.DIVERGED
+
+    def _retained_block(self, conversation: str, block: int) -> bytes:
+        """Packed tokens of one block of a conversation's last turn."""
+        turn = self._turns[conversation]
+        size = len(turn.tokens) // len(turn.digests) if turn.digests else 0
+        return turn.tokens[block * size : (block + 1) * size]
 
     def _drop(self, digest: bytes, entry: _Entry, reason: Reason) -> None:
         del self._entries[digest]
@@ -184,16 +262,17 @@ class RetentionIndex:
         if len(self._lost) > self._memory_limit:
             self._lost.popitem(last=False)
 
-    def _remember_turn(self, conversation: str, digests: tuple[bytes, ...]) -> None:
+    def _remember_turn(self, conversation: str, turn: _Turn) -> None:
         self._forget_turn(conversation)
-        self._turns[conversation] = digests
-        self._turn_blocks += len(digests)
-        self._users.update(digests)
+        self._turns[conversation] = turn
+        self._turn_blocks += len(turn.digests)
+        self._users.update(turn.digests)
         while self._turn_blocks > self._memory_limit and len(self._turns) > 1:
             self._forget_turn(next(iter(self._turns)))
 
     def _forget_turn(self, conversation: str) -> tuple[bytes, ...]:
-        digests = self._turns.pop(conversation, ())
+        turn = self._turns.pop(conversation, None)
+        digests = turn.digests if turn is not None else ()
         self._turn_blocks -= len(digests)
         for digest in digests:
             self._users[digest] -= 1

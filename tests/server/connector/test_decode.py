@@ -1,5 +1,7 @@
 """Decode's retention on vLLM's real block pool, without an engine."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from bidikv_server.connector import messages
@@ -21,6 +23,7 @@ class FinishedRequest:
 
     def __init__(self, tokens, *, params, **changes):
         self.all_token_ids = self.prompt_token_ids = tokens
+        self.num_tokens = len(tokens)
         self.num_computed_tokens = len(tokens) - 1
         self.num_in_flight_tokens = 0
         self.kv_transfer_params = params
@@ -28,6 +31,12 @@ class FinishedRequest:
         self.mm_features = []
         self.resumable = False
         self.__dict__.update(changes)
+
+
+def media(content, first=0, length=4):
+    """A media item as vLLM's requests carry it."""
+    place = SimpleNamespace(offset=first, length=length)
+    return SimpleNamespace(identifier=content, mm_position=place)
 
 
 def params(**changes):
@@ -63,11 +72,11 @@ def decode(pool, free_port):
     decode.close()
 
 
-def finish(decode, pool, tokens, params, **changes):
+def finish(decode, pool, tokens, params, *, complete=True, **changes):
     """Run a request's end of life the way vLLM does: allocate, finish, free, next step."""
     blocks = pool.get_new_blocks(-(-len(tokens) // BLOCK))
     ids = [block.block_id for block in blocks]
-    decode.retain(FinishedRequest(tokens, params=params, **changes), (ids,))
+    decode.retain(FinishedRequest(tokens, params=params, **changes), (ids,), complete=complete)
     pool.free_blocks(reversed(blocks))
     decode.settle()
     return ids
@@ -87,9 +96,10 @@ def look_up(
     adapter="",
     path="",
     cache_salt="",
+    marks=None,
 ):
     start = digests.seed(IDENTITY, salt, cache_salt, adapter, path)
-    chain = digests.chain(start, tokens, block_size=BLOCK, blocks=len(tokens) // BLOCK)
+    chain = digests.chain(start, tokens, block_size=BLOCK, blocks=len(tokens) // BLOCK, media=marks).digests
     reply = ask(decode, messages.encode(messages.Lookup(version, identity, "c", b"".join(chain))))
     return messages.decode(reply)
 
@@ -136,6 +146,7 @@ def test_another_start_of_the_engine_confirms_nothing(decode, pool):
         params(retain_s="ever"),
         params(retain_s=0),
         params(retain_s=-1.0),
+        params(retain_s=float("nan")),
     ],
 )
 def test_nothing_is_retained_without_a_well_formed_wish(decode, pool, junk):
@@ -149,7 +160,8 @@ def test_nothing_is_retained_without_a_well_formed_wish(decode, pool, junk):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"mm_features": [object()]},
+        {"mm_features": [media("renderer0-mm-3-image-0")]},
+        {"mm_features": [media("a" * 64), media("my-own-uuid")]},
         {"prompt_embeds": object()},
         {"resumable": True},
         {"pooling_params": object()},
@@ -172,15 +184,15 @@ def test_equal_text_of_other_owners_never_matches(decode, pool, other):
 
 def test_unlike_engines_and_versions_are_refused_with_the_reason(decode):
     """A peer that cannot be served hears why."""
-    assert "version 1" in look_up(decode, [0] * 8, version=9).message
+    assert f"version {messages.VERSION}" in look_up(decode, [0] * 8, version=9).message
     assert "differ" in look_up(decode, [0] * 8, identity="another model").message
 
 
 def test_malformed_messages_get_no_answer(decode):
     """Neither bytes, nor a digest list with a remainder, nor an answer in place of a question."""
     assert ask(decode, b"\xff\x00garbage") is None
-    assert ask(decode, messages.encode(messages.Lookup(1, IDENTITY, "c", b"x" * 33))) is None
-    assert ask(decode, messages.encode(messages.Verdict(1, True))) is None
+    assert ask(decode, messages.encode(messages.Lookup(messages.VERSION, IDENTITY, "c", b"x" * 33))) is None
+    assert ask(decode, messages.encode(messages.Verdict(messages.VERSION, True))) is None
 
 
 def test_the_wish_is_capped_by_the_engines_ttl(pool, free_port):
@@ -316,3 +328,49 @@ def test_what_happened_is_counted(decode, pool):
     assert ("index_requests", "malformed", 1) in events
     assert ("retained_tokens", "protected", 0) in events
     assert ("retained_tokens", "soft", 0) in events
+
+
+def test_a_peer_renews_and_releases_protection(decode, pool):
+    """What a peer asks the index for reaches the protected blocks at the engine's next step."""
+    finish(decode, pool, list(range(11)), params(protect=True))
+    ask(decode, messages.encode(messages.Renew(messages.VERSION, "c", 60.0)))
+    decode.report()
+    assert len(decode._protected) == 2
+    ask(decode, messages.encode(messages.Release(messages.VERSION, "c")))
+    decode.report()
+    assert len(decode._protected) == 0
+
+
+def test_a_turn_that_may_have_been_given_up_keeps_the_one_before(decode, pool):
+    """Its blocks are found, but its conversation's protection and explanation stay those of the turn that ended well."""
+    first = finish(decode, pool, list(range(11)), params(protect=True))
+    finish(decode, pool, [*range(8), *range(50, 58)], params(release=True), complete=False)
+    assert look_up(decode, list(range(12))).block_ids[:2] == first[:2]
+    assert len(look_up(decode, [*range(8), *range(50, 58)]).block_ids) == 3
+    assert len(decode._protected) == 2
+    assert ("retained_turns", "stop_string", 1) in decode._stats.events
+
+
+def test_media_are_part_of_the_name(decode, pool):
+    """The same tokens with another image are another prefix from the image's block on."""
+    tokens = list(range(13))
+    finish(decode, pool, tokens, params(), mm_features=[media("a" * 64, first=5, length=2)])
+    marks = digests.media_marks([("a" * 64, 5, 2)], BLOCK)
+    assert len(look_up(decode, tokens, marks=marks).block_ids) == 3
+    assert len(look_up(decode, tokens).block_ids) == 1
+    other = digests.media_marks([("b" * 64, 5, 2)], BLOCK)
+    assert len(look_up(decode, tokens, marks=other).block_ids) == 1
+
+
+def test_a_diverged_prompt_learns_what_was_retained(decode, pool):
+    """The packed tokens of the block in which it parts, also on turns that continue a remembered chain."""
+    finish(decode, pool, list(range(11)), params())
+    finish(decode, pool, list(range(23)), params())
+    assert look_up(decode, [*range(13), 99, *range(14, 20)]).retained == digests.pack(range(12, 16))
+
+
+@pytest.mark.parametrize("retain_s", [float("inf"), 10**400, 1e300], ids=["infinite", "huge", "large"])
+def test_no_wish_is_too_large(decode, pool, retain_s):
+    """Whatever number a client sends, the engine's own maximum holds."""
+    ids = finish(decode, pool, list(range(11)), params(retain_s=retain_s, protect=True))
+    assert look_up(decode, list(range(12))).block_ids == ids[:2]

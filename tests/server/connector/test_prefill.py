@@ -1,18 +1,26 @@
 """Prefill's lookups and plans against a real side channel, without an engine."""
 
+import logging
 import socket
 import threading
+import time
 from collections import Counter
 from concurrent.futures import wait
+from types import SimpleNamespace
 
 import pytest
 
 from bidikv_server.connector import messages
+from bidikv_server.connector import prefill as prefill_module
 from bidikv_server.connector.config import ConnectorConfig
+from bidikv_server.connector.core import digests
 from bidikv_server.connector.metadata import ReadbackOutcomes
 from bidikv_server.connector.prefill import PrefillReadback
 from bidikv_server.connector.side_channel import Server
 from bidikv_server.reasons import Reason
+
+pytest.importorskip("vllm", reason="a request's status is vLLM's", exc_type=ImportError)
+from vllm.v1.request import RequestStatus
 
 BLOCK = 16
 PROMPT = list(range(200))
@@ -35,6 +43,12 @@ class Recorder:
         self.events.append((metric, label, value))
 
 
+def media(content, first=0, length=4):
+    """A media item as vLLM's requests carry it."""
+    place = SimpleNamespace(offset=first, length=length)
+    return SimpleNamespace(identifier=content, mm_position=place)
+
+
 class Request:
     """The attributes of a vLLM request that readback reads."""
 
@@ -49,6 +63,8 @@ class Request:
         self.prompt_embeds = self.pooling_params = self.lora_request = self.cache_salt = None
         self.mm_features = []
         self.resumable = False
+        self.num_preemptions = 0
+        self.status = RequestStatus.FINISHED_LENGTH_CAPPED
         self.__dict__.update(changes)
 
 
@@ -78,7 +94,9 @@ def index(free_port):
 def holding(count, reason=Reason.HIT):
     def handle(_):
         return messages.encode(
-            messages.Found(1, "epoch", list(range(50, 50 + count)), [3] * count, reason, **CONNECTION)
+            messages.Found(
+                messages.VERSION, "epoch", list(range(50, 50 + count)), [3] * count, reason, b"", **CONNECTION
+            )
         )
 
     return handle
@@ -252,14 +270,14 @@ def test_an_unallocated_plan_is_made_anew(prefill, index):
     [
         (lambda _: b"\xc1garbage", Reason.LOOKUP_FAILED),
         (lambda _: messages.encode(messages.Refused(1, "no")), Reason.INCOMPATIBLE),
-        (lambda _: messages.encode(messages.Verdict(1, True)), Reason.LOOKUP_FAILED),
-        (lambda _: messages.encode(messages.Found(1, "e", [1, 2], [1], "hit", **CONNECTION)), Reason.LOOKUP_FAILED),
-        (lambda _: messages.encode(messages.Found(1, "e", [1] * 9, [1] * 9, "no such", **CONNECTION)), Reason.LOOKUP_FAILED),
-        (lambda _: messages.encode(messages.Found(1, "e", [2**31], [1], "hit", **CONNECTION)), Reason.LOOKUP_FAILED),
-        (lambda _: messages.encode(messages.Found(1, "e", [-1], [1], "hit", **CONNECTION)), Reason.LOOKUP_FAILED),
-        (lambda _: messages.encode(messages.Found(1, "e", [1], [1], "hit", **{**CONNECTION, "tp_size": 0})), Reason.LOOKUP_FAILED),
-        (lambda _: messages.encode(messages.Found(1, "e", [1], [1], "hit", **{**CONNECTION, "dcp_size": 2})), Reason.LOOKUP_FAILED),
-        (lambda _: messages.encode(messages.Found(1, "e", [1] * 99, [1] * 99, "hit", **CONNECTION)), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Verdict(messages.VERSION, True)), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(messages.VERSION, "e", [1, 2], [1], "hit", b"", **CONNECTION)), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(messages.VERSION, "e", [1] * 9, [1] * 9, "no such", b"", **CONNECTION)), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(messages.VERSION, "e", [2**31], [1], "hit", b"", **CONNECTION)), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(messages.VERSION, "e", [-1], [1], "hit", b"", **CONNECTION)), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(messages.VERSION, "e", [1], [1], "hit", b"", **{**CONNECTION, "tp_size": 0})), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(messages.VERSION, "e", [1], [1], "hit", b"", **{**CONNECTION, "dcp_size": 2})), Reason.LOOKUP_FAILED),
+        (lambda _: messages.encode(messages.Found(messages.VERSION, "e", [1] * 99, [1] * 99, "hit", b"", **CONNECTION)), Reason.LOOKUP_FAILED),
         (holding(0, Reason.EXPIRED), Reason.EXPIRED),
         (holding(3), Reason.BELOW_THRESHOLD),
     ],
@@ -291,7 +309,7 @@ def test_a_peer_that_does_not_answer_is_given_up(free_port):
         (Request([]), Reason.NEW_CONVERSATION),
         (Request("not a list"), Reason.NEW_CONVERSATION),
         (Request(["127.0.0.1:1"], prompt=PROMPT[:40]), Reason.BELOW_THRESHOLD),
-        (Request(["127.0.0.1:1"], mm_features=[object()]), Reason.UNSUPPORTED),
+        (Request(["127.0.0.1:1"], mm_features=[media("renderer0-mm-3-image-0")]), Reason.UNSUPPORTED),
         (Request(["127.0.0.1:1"], kv_transfer_params={"do_remote_decode": True, "remote_block_ids": [[1]]}), Reason.NEW_CONVERSATION),
     ],
 )  # fmt: skip
@@ -326,3 +344,71 @@ def test_what_became_of_reuse_is_counted(prefill, index):
     assert events["prompt_tokens", "computed"] == 72
     assert events["lookup_seconds", ""] >= 0
     assert events["readback_seconds", ""] >= 0
+
+
+def test_a_diverged_prompt_is_reported_to_the_token(prefill, index):
+    """Decode says what it retained where the prompt parts from it; prefill compares."""
+    retained = digests.pack([*range(32, 40), 7, *range(41, 48)])
+    answer = messages.Found(messages.VERSION, "e", [50, 51], [3, 3], "diverged", retained, **CONNECTION)
+    request = Request([index(lambda _: messages.encode(answer))], prompt=PROMPT)
+    assert settled(prefill, request) == (0, False)
+    assert account(prefill, request)["diverged_at_token"] == 40
+
+
+def test_a_lost_reuse_is_one_log_line(prefill, index, caplog):
+    """At which token and why; a turn that lost nothing is only told on request."""
+    lost = Request([index(holding(0, Reason.EXPIRED))])
+    settled(prefill, lost)
+    caplog.set_level(logging.INFO, logger="vllm.bidikv")
+    prefill.account(lost)
+    settled(prefill, Request([]))
+    prefill.account(Request([]))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "reason=expired lost_at_token=0 prompt=200" in line
+
+
+def test_a_next_turn_hashes_only_what_is_new(prefill, index, monkeypatch):
+    """The digests of a conversation's last prompt are remembered."""
+    address = index(holding(4))
+    settled(prefill, Request([address], prompt=list(range(16_000))))
+    hashed = []
+    real = digests.hashlib.sha256
+    monkeypatch.setattr(digests.hashlib, "sha256", lambda *data: hashed.append(data) or real(*data))
+    settled(prefill, Request([address], prompt=list(range(16_100))))
+    assert len(hashed) < 10
+
+
+def play(prefill, address, monkeypatch, *, tokens, pull_s, compute_s):
+    """One turn whose pull and computation take as long as told."""
+    request = Request([address], prompt=list(range(tokens)))
+    now_s = time.monotonic()
+    clock = SimpleNamespace(now_s=now_s)
+    offered, _ = settled(prefill, request)
+    with monkeypatch.context() as patched:
+        patched.setattr(prefill_module.time, "monotonic", lambda: clock.now_s)
+        prefill.runs("r")
+        if offered:
+            prefill.commit("r", list(range(1000)), offered)
+            clock.now_s += pull_s
+            prefill.ended(ReadbackOutcomes({"r": Reason.HIT}))
+            prefill.runs("r")
+        clock.now_s += compute_s * (tokens - offered)
+        prefill.account(request)
+    return offered
+
+
+def test_auto_learns_when_a_pull_is_slower(index, monkeypatch):
+    """After enough turns a pull that takes longer than computing is not made any more, and a cheap one still is."""
+    address = index(holding(8))
+    for pull_s, expected in ((10.0, 0), (0.001, 128)):
+        config = ConnectorConfig(role="prefill", kv_recompute_threshold="auto")
+        prefill = PrefillReadback(config, "identity", BLOCK, Recorder(), supported=True)
+        try:
+            sizes = (200, 400, 800, 1600, 300, 600)
+            offers = [
+                play(prefill, address, monkeypatch, tokens=n, pull_s=pull_s, compute_s=0.001) for n in sizes
+            ]
+        finally:
+            prefill.close()
+        assert offers[0] == 128
+        assert offers[-1] == expected

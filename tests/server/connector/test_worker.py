@@ -79,7 +79,11 @@ def index(free_port):
 
         def handle(self, data):
             self.asked = (*self.asked, messages.decode(data))
-            return None if self.verdict is None else messages.encode(messages.Verdict(1, self.verdict))
+            return (
+                None
+                if self.verdict is None
+                else messages.encode(messages.Verdict(messages.VERSION, self.verdict))
+            )
 
     scripted = Index()
     server = Server(f"127.0.0.1:{free_port}", scripted.handle)
@@ -111,7 +115,7 @@ def test_a_finished_read_waits_for_its_verdict(worker, index):
     worker.nixl_wrapper.states[1] = "DONE"
     assert poll(worker) == (set(), set())
     assert settle(worker) == ({"r"}, set())
-    assert index.asked == (messages.Validate(1, "epoch", [7, 8], [1, 2]),)
+    assert index.asked == (messages.Validate(messages.VERSION, "epoch", [7, 8], [1, 2]),)
 
 
 @pytest.mark.parametrize("verdict", [False, None])

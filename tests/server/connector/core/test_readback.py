@@ -2,7 +2,7 @@
 
 import pytest
 
-from bidikv_server.connector.core import readback
+from bidikv_server.connector.core import digests, readback
 from bidikv_server.connector.core.retention import Match
 from bidikv_server.reasons import Reason
 
@@ -61,11 +61,27 @@ def test_one_token_is_left_to_compute(prompt, expected):
     assert readback.usable_blocks(prompt, BLOCK) == expected
 
 
-def test_divergence_is_reported_at_the_start_of_its_block():
-    """The block in which histories part is known; the token inside it is not."""
-    assert readback.diverged_at_token(match(3, Reason.DIVERGED), block_size=BLOCK) == 48
-    assert readback.diverged_at_token(match(3), block_size=BLOCK) is None
-    assert readback.diverged_at_token(None, block_size=BLOCK) is None
+@pytest.mark.parametrize(
+    ("retained", "expected"),
+    [
+        (range(48, 64), 48),  # The same tokens: something else differs, from the block's start.
+        ([*range(48, 53), 9, *range(54, 64)], 53),
+        ([9, *range(49, 64)], 48),
+        ([*range(48, 63), 9], 63),
+        ([], 48),  # A peer that does not say.
+    ],
+)
+def test_divergence_is_reported_to_the_token(retained, expected):
+    """The first token of the prompt that is not what its conversation retained."""
+    prompt = digests.pack(range(80))
+    found = Match((0, 1, 2), (0, 0, 0), Reason.DIVERGED, digests.pack(retained))
+    assert readback.diverged_at_token(found, prompt, block_size=BLOCK) == expected
+
+
+def test_only_a_diverged_prompt_diverges():
+    """Nobody is told of an edit that was none."""
+    assert readback.diverged_at_token(match(3), b"", block_size=BLOCK) is None
+    assert readback.diverged_at_token(None, b"", block_size=BLOCK) is None
 
 
 @pytest.mark.parametrize(

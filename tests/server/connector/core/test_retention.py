@@ -13,7 +13,7 @@ TTL = 480.0
 
 
 def chain(*ids):
-    return digests.chain(b"seed", ids, block_size=1, blocks=len(ids))
+    return digests.chain(b"seed", ids, block_size=1, blocks=len(ids)).digests
 
 
 def retained(index, conversation, ids, blocks, *, now_s=0.0, ttl_s=TTL):
@@ -51,7 +51,7 @@ def test_reading_does_not_consume():
 def test_expired_blocks_are_not_offered():
     """The TTL bounds an entry's life, and the reason says so, more than once."""
     index = retained(RetentionIndex(9), "c", [1, 2], [5, 4], ttl_s=10.0)
-    assert index.lookup("c", chain(1, 2), now_s=9.99).reason is Reason.HIT
+    assert index.lookup("other", chain(1, 2), now_s=9.99).reason is Reason.HIT
     for now_s in (10.0, 11.0):
         match = index.lookup("c", chain(1, 2), now_s=now_s)
         assert (match.block_ids, match.reason) == ((), Reason.EXPIRED)
@@ -130,13 +130,85 @@ def test_handing_everything_out_confirms_nothing():
     assert index.take_losses() == {}
 
 
+def test_a_conversation_that_asks_is_alive():
+    """Its turn is kept for its own time again; another conversation that shares the prefix renews nothing."""
+    index = retained(RetentionIndex(9), "c", [1, 2], [5, 4], ttl_s=10.0)
+    index.lookup("c", chain(1, 2, 3), now_s=9.0)
+    assert index.lookup("other", chain(1, 2), now_s=18.9).reason is Reason.HIT
+    assert index.lookup("other", chain(1, 2), now_s=19.0).reason is Reason.EXPIRED
+
+
+def test_renewal_never_shortens_and_revives_nothing():
+    """A later wish counts when it reaches further; what has expired or was never there stays away."""
+    index = retained(RetentionIndex(9), "c", [1], [5], ttl_s=10.0)
+    assert index.renew("c", now_s=0.0, ttl_s=5.0)
+    assert index.lookup("other", chain(1), now_s=9.0).reason is Reason.HIT
+    assert index.renew("c", now_s=9.0, ttl_s=20.0)
+    assert index.lookup("other", chain(1), now_s=28.0).reason is Reason.HIT
+    assert not index.renew("c", now_s=29.0, ttl_s=20.0)
+    assert not index.renew("nobody", now_s=0.0, ttl_s=20.0)
+    assert index.lookup("c", chain(1), now_s=29.0).reason is Reason.EXPIRED
+
+
+def test_a_diverged_prompt_is_told_what_was_retained():
+    """The packed tokens of the block at which the match ends; nothing for any other miss."""
+    index = RetentionIndex(9)
+    made = digests.chain(b"seed", [1, 2, 3, 4, 5, 6], block_size=2, blocks=3)
+    index.retain("c", made.digests, [1, 2, 3], now_s=0.0, ttl_s=TTL, tokens=made.tokens)
+    edited = digests.chain(b"seed", [1, 2, 3, 9, 5, 6], block_size=2, blocks=3)
+    match = index.lookup("c", edited.digests, now_s=1.0)
+    assert (match.reason, match.retained) == (Reason.DIVERGED, digests.pack([3, 4]))
+    assert index.lookup("c", made.digests, now_s=1.0).retained == b""
+    assert index.lookup("other", edited.digests, now_s=1.0).retained == b""
+
+
+def test_expiring_in_slices_ends_with_nothing_left():
+    """Each call looks at no more digests than it may; what was renewed is looked at again later."""
+    index = retained(RetentionIndex(9), "a", [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], ttl_s=10.0)
+    retained(index, "b", [1, 2], [1, 2], ttl_s=30.0)
+    assert index.expire(9.9, limit=2) == 0
+    assert [index.expire(10.0, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+    assert len(index) == 2
+    assert index.expire(30.0, limit=9) == 2
+    assert (len(index), index.take_losses()) == (0, {"expired": 5})
+
+
+def test_a_superseded_turns_deadline_does_not_end_its_successors_blocks():
+    """Every turn lists its whole prefix; only the last one's time counts."""
+    index = retained(RetentionIndex(9), "c", [1, 2], [1, 2], ttl_s=10.0)
+    retained(index, "c", [1, 2, 3], [1, 2, 3], now_s=5.0, ttl_s=10.0)
+    index.expire(10.0, limit=100)
+    assert len(index) == 3
+    index.expire(15.0, limit=100)
+    assert len(index) == 0
+
+
+def test_the_memory_of_deadlines_is_bounded():
+    """However often a conversation comes back before its time is up."""
+    index = RetentionIndex(4)
+    for turn in range(500):
+        retained(index, "c", [1, 2, 3], [1, 2, 3], now_s=float(turn), ttl_s=1e6)
+        index.check_integrity()
+        assert len(index._deadlines) <= 2 * (4 * 4 + 3)
+
+
+def test_a_turn_that_may_have_been_given_up_explains_nothing():
+    """It is found like any other, but a later prompt is compared with the turn before."""
+    index = retained(RetentionIndex(9), "c", [1, 2], [1, 2])
+    index.retain("c", chain(1, 7), [3, 4], now_s=0.0, ttl_s=TTL, supersede=False)
+    assert index.lookup("c", chain(1, 7, 8), now_s=1.0).block_ids == (3, 4)
+    assert index.lookup("c", chain(1, 2, 8), now_s=1.0).reason is Reason.HIT
+    index.release("c")
+    assert index.lookup("c", chain(1, 7), now_s=1.0).reason is Reason.RELEASED
+
+
 class Retention(RuleBasedStateMachine):
     """Random turns, hand-outs, expiries and lookups against a model that keeps every block's true content."""
 
     def __init__(self):
         super().__init__()
         self.index = RetentionIndex(NUM_BLOCKS)
-        self.now_s = 0.0
+        self.now_s = self.swept_s = 0.0
         self.content = {}  # block -> digest, as the pool would really hold
         self.handed_out = dict.fromkeys(range(NUM_BLOCKS), 0)
         self.promises = []
@@ -167,10 +239,16 @@ class Retention(RuleBasedStateMachine):
     def release(self, name):
         self.index.release(f"c{name}")
 
+    @rule(name=st.integers(0, 2), ttl_s=st.sampled_from([2.0, 80.0]))
+    def renew(self, name, ttl_s):
+        self.index.renew(f"c{name}", now_s=self.now_s, ttl_s=ttl_s)
+
     @rule(step_s=st.sampled_from([0.5, 5.0, 100.0]))
     def wait(self, step_s):
         self.now_s += step_s
-        self.index.expire(self.now_s)
+        while self.index.expire(self.now_s, limit=3) == 3:
+            pass
+        self.swept_s = self.now_s
 
     @rule(ids=st.lists(st.integers(0, 2), min_size=1, max_size=6))
     def look_up(self, ids):
@@ -186,6 +264,10 @@ class Retention(RuleBasedStateMachine):
         for match, then in self.promises[-8:]:
             untouched = all(self.handed_out[block] == count for block, count in then.items())
             assert self.index.valid(match.block_ids, match.generations) == untouched
+
+    @invariant()
+    def nothing_outlives_its_time(self):
+        assert all(entry.expires_at_s > self.swept_s for entry in self.index._entries.values())
 
     @invariant()
     def maps_agree(self):

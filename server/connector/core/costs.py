@@ -1,0 +1,94 @@
+"""What a pull and a recompute cost on this machine, learnt from those that happened.
+
+Seconds as a straight line over tokens, by least squares in which older observations fade. Nothing is assumed before enough
+was seen, and what was learnt is forgotten again: a pair of engines that was slow once is tried again later. Times are
+seconds on the caller's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+HALF_LIFE_S: Final = 120.0
+ENOUGH: Final = 4.0
+"""Observations, faded ones counting for less, from which on a line is believed."""
+_SPREAD: Final = 0.1
+"""Standard deviation of the tokens over their mean below which a slope cannot be told from noise."""
+
+
+@dataclass(slots=True)
+class CostLine:
+    """Seconds = fixed + slope * tokens, fading with `HALF_LIFE_S`."""
+
+    weight: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    tokens_squared: float = 0.0
+    product: float = 0.0
+    at_s: float = 0.0
+
+    def observe(self, tokens: int, seconds: float, now_s: float) -> None:
+        """It took `seconds` for `tokens`."""
+        fade = self._fade(now_s)
+        self.at_s = max(self.at_s, now_s)
+        self.weight = self.weight * fade + 1
+        self.tokens = self.tokens * fade + tokens
+        self.seconds = self.seconds * fade + seconds
+        self.tokens_squared = self.tokens_squared * fade + tokens * tokens
+        self.product = self.product * fade + tokens * seconds
+
+    def known(self, now_s: float) -> bool:
+        """Whether enough was seen, lately."""
+        return self.weight * self._fade(now_s) >= ENOUGH
+
+    def fixed_and_slope(self) -> tuple[float, float]:
+        """Seconds of nothing, and seconds per token; neither below zero. Call it only once `known`.
+
+        With tokens too alike to tell the two apart everything counts as slope.
+        """
+        mean_tokens, mean_seconds = self.tokens / self.weight, self.seconds / self.weight
+        variance = self.tokens_squared / self.weight - mean_tokens**2
+        if mean_tokens <= 0 or variance <= (_SPREAD * mean_tokens) ** 2:
+            return 0.0, mean_seconds / max(1.0, mean_tokens)
+        covariance = self.product / self.weight - mean_tokens * mean_seconds
+        slope = max(0.0, covariance / variance)
+        if slope * mean_tokens > mean_seconds:
+            return 0.0, mean_seconds / mean_tokens
+        return mean_seconds - slope * mean_tokens, slope
+
+    def _fade(self, now_s: float) -> float:
+        return math.exp2(-max(0.0, now_s - self.at_s) / HALF_LIFE_S)
+
+
+class CostModel:
+    """One prefill engine's own speed, and the cost of a pull from each decode engine."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._recompute = CostLine()
+        self._pulls: dict[str, CostLine] = {}
+
+    def computed(self, tokens: int, seconds: float, *, now_s: float) -> None:
+        """Prefill computed `tokens` of a prompt in `seconds`, in the company that it had."""
+        self._recompute.observe(tokens, seconds, now_s)
+
+    def pulled(self, source: str, tokens: int, seconds: float, *, now_s: float) -> None:
+        """A pull of `tokens` from `source` took `seconds` until it was confirmed."""
+        for known in [name for name, line in self._pulls.items() if not line.known(now_s)]:
+            if known != source and now_s - self._pulls[known].at_s > 10 * HALF_LIFE_S:
+                del self._pulls[known]
+        self._pulls.setdefault(source, CostLine()).observe(tokens, seconds, now_s)
+
+    def smallest_gain(self, source: str, *, now_s: float) -> float | None:
+        """Tokens from which on a pull is faster than computing them; infinite if it never is, None while unknown.
+
+        A prompt computes at least one token whatever is pulled, so only the slope of computing is saved.
+        """
+        pull = self._pulls.get(source)
+        if pull is None or not pull.known(now_s) or not self._recompute.known(now_s):
+            return None
+        fixed, per_token = pull.fixed_and_slope()
+        _, saved = self._recompute.fixed_and_slope()
+        return fixed / (saved - per_token) if saved > per_token else math.inf
