@@ -44,6 +44,8 @@ class ClusterSpec:
         served_model_name: What clients call the model; the folder's name by default.
         prefill_prefix_caching: Prefill's own prefix cache; None leaves vLLM's default.
         engine_args: Passed to every engine's vLLM as they are.
+        prefill_args: Passed to prefill engines' vLLM after those.
+        decode_args: Passed to decode engines' vLLM after those.
         engine_env: Variables for every engine, over the caller's environment.
         router_args: Passed to `bidikv router` as they are.
         log_dir: Where each process writes its log; None makes a temporary folder, which stays.
@@ -59,6 +61,8 @@ class ClusterSpec:
     served_model_name: str | None = None
     prefill_prefix_caching: bool | None = None
     engine_args: tuple[str, ...] = ()
+    prefill_args: tuple[str, ...] = ()
+    decode_args: tuple[str, ...] = ()
     engine_env: Mapping[str, str] = field(default_factory=dict)
     router_args: tuple[str, ...] = ()
     log_dir: Path | None = None
@@ -73,8 +77,15 @@ def plan_engines(spec: ClusterSpec, ports: list[int], template: EngineSpec) -> d
     for (role, number), first in zip(roles, range(0, len(ports), 3), strict=True):
         port, nixl_port, index_port = ports[first : first + 3]
         caching = spec.prefill_prefix_caching if role == "prefill" else None
+        own_args = spec.prefill_args if role == "prefill" else spec.decode_args
         engines[f"{role}-{number}"] = replace(
-            template, role=role, port=port, nixl_port=nixl_port, index_port=index_port, prefix_caching=caching
+            template,
+            role=role,
+            port=port,
+            nixl_port=nixl_port,
+            index_port=index_port,
+            prefix_caching=caching,
+            extra_args=template.extra_args + own_args,
         )
     return engines
 

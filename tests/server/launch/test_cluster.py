@@ -44,6 +44,19 @@ def test_every_engine_gets_a_role_and_ports_of_its_own(model):
     }
 
 
+def test_arguments_can_be_for_one_role(model):
+    """They come after those for every engine, so that they win."""
+    cluster = ClusterSpec(
+        model, engine_args=("--a", "1"), prefill_args=("--a", "2"), decode_args=("--b", "3")
+    )
+    template = EngineSpec("prefill", model, 0, 0, 0, "cpu", extra_args=cluster.engine_args)
+    engines = plan_engines(cluster, list(range(6)), template)
+    assert {name: engine.extra_args for name, engine in engines.items()} == {
+        "prefill-0": ("--a", "1", "--a", "2"),
+        "decode-0": ("--a", "1", "--b", "3"),
+    }
+
+
 @pytest.mark.usefixtures("fake_vllm")
 def test_a_cluster_serves_until_it_is_left(model, tmp_path):
     """Inside the block everything answers; after it no process is left."""
