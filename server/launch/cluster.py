@@ -17,7 +17,7 @@ from bidikv_server.launch import readiness
 from bidikv_server.launch.errors import StartTimeoutError
 from bidikv_server.launch.machine import core_count, find_tcmalloc, vllm_platform
 from bidikv_server.launch.model import check_model_path, read_card
-from bidikv_server.launch.ports import free_ports, require_free
+from bidikv_server.launch.ports import free_ports, http_url, require_free
 from bidikv_server.launch.process import Child, Children, ChildSpec
 from bidikv_server.launch.recipe import EngineSpec, Role, engine_command
 
@@ -125,7 +125,7 @@ class Cluster:
     @property
     def router_url(self) -> str:
         """The router's address."""
-        return f"http://{self.spec.host}:{self._port}"
+        return http_url(self.spec.host, self._port)
 
     @property
     def base_url(self) -> str:
@@ -286,7 +286,7 @@ class Cluster:
 
 
 def _url(engine: EngineSpec) -> str:
-    return f"http://{engine.host}:{engine.port}"
+    return http_url(engine.host, engine.port)
 
 
 def _engine_is_ready(engine: EngineSpec) -> bool:

@@ -16,6 +16,11 @@ _CHOICES: Final = range(20000, 32000)
 _LISTEN: Final = "0A"
 
 
+def http_url(host: str, port: int) -> str:
+    """The base URL of a server there; an IPv6 address needs brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Choose different ports that nothing listens on now.
 

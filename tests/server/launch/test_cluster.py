@@ -10,7 +10,7 @@ import pytest
 
 from bidikv_server.launch.cluster import Cluster, ClusterSpec, plan_engines
 from bidikv_server.launch.errors import ChildDiedError, ModelError, PortInUseError, StartTimeoutError
-from bidikv_server.launch.ports import free_ports
+from bidikv_server.launch.ports import free_ports, is_free
 from bidikv_server.launch.readiness import index_address, is_healthy
 from bidikv_server.launch.recipe import EngineSpec
 
@@ -77,6 +77,16 @@ def test_a_cluster_serves_until_it_is_left(model, tmp_path):
         "router.log",
     }
     assert any("ready after" in line for line in lines)
+
+
+@pytest.mark.skipif(not is_free("::1", 0), reason="this machine has no IPv6 loopback")
+@pytest.mark.usefixtures("fake_vllm")
+def test_a_cluster_can_live_on_ipv6(model, tmp_path):
+    """Every address of it is one that a client can use."""
+    with Cluster(spec(model, tmp_path, host="::1")) as cluster:
+        assert cluster.base_url.startswith("http://[::1]:")
+        urls = [cluster.router_url, *cluster.prefill_urls, *cluster.decode_urls]
+        assert all(is_healthy(url) for url in urls)
 
 
 @pytest.mark.usefixtures("fake_vllm")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -37,7 +38,8 @@ def main() -> None:
 
 def serve(host: str, port: int, ours: dict[str, object]) -> None:
     """Answer health and metrics."""
-    address = f"{ours['index_host']}:{ours['index_port']}"
+    index_host = f"[{host}]" if ":" in host else host
+    address = f"{index_host}:{ours['index_port']}"
     metrics = ""
     if ours["role"] == "decode" and ours["readback"]:
         metrics = f'bidikv:index_info{{engine_id="fake-{port}",engine="0",address="{address}"}} 1.0\n'
@@ -57,7 +59,10 @@ def serve(host: str, port: int, ours: dict[str, object]) -> None:
         def log_message(self, *_: object) -> None:
             """Write no access log."""
 
-    ThreadingHTTPServer((host, port), Handler).serve_forever()
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    Server((host, port), Handler).serve_forever()
 
 
 if __name__ == "__main__":
