@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from bidikv_server.cli import reuse_options
 from bidikv_server.cli.console import launch_errors
 from bidikv_server.launch.machine import core_count, find_tcmalloc, vllm_platform
 from bidikv_server.launch.model import check_model_path, read_card
@@ -15,6 +16,7 @@ from bidikv_server.launch.ports import require_free
 from bidikv_server.launch.recipe import (
     EngineCommand,
     EngineSpec,
+    ReuseSettings,
     Role,
     engine_command,
 )
@@ -63,6 +65,7 @@ def prefill(
     index_port: IndexPortOption = None,
     host: HostOption = "127.0.0.1",
     served_model_name: NameOption = None,
+    recompute_threshold: reuse_options.ThresholdOption = reuse_options.DEFAULT_THRESHOLD,
     stock: StockOption = False,
     only_print: PrintOption = False,
     vllm_args: VllmArgs = None,
@@ -78,6 +81,7 @@ def prefill(
         ports=ports,
         host=host,
         served_model_name=served_model_name,
+        reuse=reuse_options.settings(threshold=recompute_threshold),
         stock=stock,
         only_print=only_print,
         vllm_args=vllm_args,
@@ -93,6 +97,8 @@ def decode(
     index_port: IndexPortOption = None,
     host: HostOption = "127.0.0.1",
     served_model_name: NameOption = None,
+    retention_ttl: reuse_options.TtlOption = reuse_options.DEFAULT_TTL_S,
+    protected_share: reuse_options.ShareOption = reuse_options.DEFAULT_SHARE,
     stock: StockOption = False,
     only_print: PrintOption = False,
     vllm_args: VllmArgs = None,
@@ -108,6 +114,7 @@ def decode(
         ports=ports,
         host=host,
         served_model_name=served_model_name,
+        reuse=reuse_options.settings(ttl_s=retention_ttl, share=protected_share),
         stock=stock,
         only_print=only_print,
         vllm_args=vllm_args,
@@ -121,6 +128,7 @@ def _run(
     ports: tuple[int | None, int | None, int | None],
     host: str,
     served_model_name: str | None,
+    reuse: ReuseSettings,
     stock: bool,
     only_print: bool,
     vllm_args: list[str] | None,
@@ -140,6 +148,7 @@ def _run(
                 vllm_platform(),
                 card=read_card(folder),
                 readback=not stock,
+                reuse=reuse,
                 secret=os.environ.get(SECRET_VARIABLE),
                 served_model_name=served_model_name,
                 tcmalloc=find_tcmalloc(),

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from bidikv_server.cli import reuse_options
 from bidikv_server.cli.console import launch_errors, require_extra, say, stop_signals
 from bidikv_server.launch.cluster import Cluster, ClusterSpec
 from bidikv_server.launch.model import prepare_smollm2
@@ -32,6 +33,9 @@ def up(
         bool,
         typer.Option("--stock", help="No readback and nothing retained, as stock vLLM: for comparisons."),
     ] = False,
+    retention_ttl: reuse_options.TtlOption = reuse_options.DEFAULT_TTL_S,
+    recompute_threshold: reuse_options.ThresholdOption = reuse_options.DEFAULT_THRESHOLD,
+    protected_share: reuse_options.ShareOption = reuse_options.DEFAULT_SHARE,
     log_dir: Annotated[Path, typer.Option(help="Where each process writes its log.")] = Path("bidikv-logs"),
 ) -> None:
     """Start prefill engines, decode engines and a router, and serve until Ctrl-C."""
@@ -41,7 +45,15 @@ def up(
         )
         folder = model or prepare_smollm2(progress=say)
         spec = ClusterSpec(
-            folder, prefill=prefill, decode=decode, port=port, readback=not stock, log_dir=log_dir.absolute()
+            folder,
+            prefill=prefill,
+            decode=decode,
+            port=port,
+            readback=not stock,
+            reuse=reuse_options.settings(
+                ttl_s=retention_ttl, threshold=recompute_threshold, share=protected_share
+            ),
+            log_dir=log_dir.absolute(),
         )
         say(f"starting {prefill} prefill and {decode} decode; logs in {spec.log_dir}")
         with Cluster(spec, progress=say) as cluster:

@@ -19,7 +19,7 @@ from bidikv_server.launch.machine import core_count, find_tcmalloc, vllm_platfor
 from bidikv_server.launch.model import check_model_path, read_card
 from bidikv_server.launch.ports import free_ports, http_url, require_free
 from bidikv_server.launch.process import Child, Children, ChildSpec
-from bidikv_server.launch.recipe import EngineSpec, Role, engine_command
+from bidikv_server.launch.recipe import EngineSpec, ReuseSettings, Role, engine_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,6 +41,7 @@ class ClusterSpec:
         host: The address that everything binds to.
         port: The router's port; None takes a free one.
         readback: Off serves like stock vLLM: nothing is retained and nothing read back.
+        reuse: How much is reused.
         served_model_name: What clients call the model; the folder's name by default.
         prefill_prefix_caching: Prefill's own prefix cache; None leaves vLLM's default.
         engine_args: Passed to every engine's vLLM as they are.
@@ -58,6 +59,7 @@ class ClusterSpec:
     host: str = "127.0.0.1"
     port: int | None = None
     readback: bool = True
+    reuse: ReuseSettings = field(default_factory=ReuseSettings)
     served_model_name: str | None = None
     prefill_prefix_caching: bool | None = None
     engine_args: tuple[str, ...] = ()
@@ -223,6 +225,7 @@ class Cluster:
             vllm_platform(),
             card=read_card(model),
             readback=spec.readback,
+            reuse=spec.reuse,
             secret=self.secret,
             served_model_name=spec.served_model_name,
             tcmalloc=find_tcmalloc(),

@@ -18,8 +18,20 @@ if TYPE_CHECKING:
 Role = Literal["prefill", "decode"]
 Platform = Literal["cpu", "gpu"]
 
-RETENTION_TTL_S: Final = 480
-RECOMPUTE_THRESHOLD_TOKENS: Final = 64
+
+@dataclass(frozen=True, slots=True)
+class ReuseSettings:
+    """How much is reused.
+
+    Attributes:
+        retention_ttl_s: The longest time that decode keeps a turn's blocks.
+        recompute_threshold: Smallest number of tokens that prefill pulls; "auto" learns it for each pair of engines.
+        protected_share: Largest share of decode's blocks held for conversations that said when they come back.
+    """
+
+    retention_ttl_s: float = 480
+    recompute_threshold: int | Literal["auto"] = 64
+    protected_share: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +47,7 @@ class EngineSpec:
         platform: What vLLM was built for.
         card: What is known of the model beyond its folder.
         readback: Whether prefill pulls what decode retained; off serves like stock vLLM.
+        reuse: How much of it.
         secret: Shared by the engines of one deployment; None accepts any peer.
         prefix_caching: None leaves vLLM's default.
         served_model_name: What clients call the model; the folder's name by default.
@@ -52,6 +65,7 @@ class EngineSpec:
     platform: Platform
     card: ModelCard = field(default_factory=ModelCard)
     readback: bool = True
+    reuse: ReuseSettings = field(default_factory=ReuseSettings)
     secret: str | None = None
     prefix_caching: bool | None = None
     served_model_name: str | None = None
@@ -135,9 +149,10 @@ def kv_transfer_config(spec: EngineSpec) -> dict[str, Any]:
                 "readback": spec.readback,
                 "index_host": spec.host,
                 "index_port": spec.index_port,
+                "protected_share": spec.reuse.protected_share,
             },
-            "decoder_kv_blocks_ttl": RETENTION_TTL_S,
-            "kv_recompute_threshold": RECOMPUTE_THRESHOLD_TOKENS,
+            "decoder_kv_blocks_ttl": spec.reuse.retention_ttl_s,
+            "kv_recompute_threshold": spec.reuse.recompute_threshold,
         },
     }
 

@@ -85,6 +85,19 @@ def test_engine_print_shows_the_command_with_what_follows_the_dashes(model):
     assert line.endswith("--max-num-seqs 4")
 
 
+def test_engines_take_how_much_is_reused(model):
+    """Each role has the options that concern it, and a wrong one is named."""
+    shown = run("engine", "prefill", "--model", str(model), "--recompute-threshold", "auto", "--print").output
+    assert '"kv_recompute_threshold": "auto"' in shown
+    options = ("--retention-ttl", "30", "--protected-share", "0.5")
+    shown = run("engine", "decode", "--model", str(model), *options, "--print").output
+    assert '"decoder_kv_blocks_ttl": 30.0' in shown
+    assert '"protected_share": 0.5' in shown
+    wrong = run("engine", "prefill", "--model", str(model), "--recompute-threshold", "often", "--print")
+    assert wrong.exit_code == 2
+    assert "neither a number of tokens nor auto" in wrong.output
+
+
 def test_engine_stock_turns_readback_off(model):
     """The same engine, one-directional."""
     assert '"readback": false' in run("engine", "decode", "--model", str(model), "--stock", "--print").output

@@ -12,7 +12,7 @@ import pytest
 
 from bidikv_server.connector.config import ConnectorConfig
 from bidikv_server.launch.model import ModelCard
-from bidikv_server.launch.recipe import EngineSpec, engine_command
+from bidikv_server.launch.recipe import EngineSpec, ReuseSettings, engine_command
 
 SPEC = EngineSpec("decode", Path("/models/tiny"), 8200, 5700, 6900, "cpu", tcmalloc="/lib/tcmalloc.so")
 
@@ -41,7 +41,13 @@ def test_names_the_connector_and_the_role(role, kv_role):
     assert config["kv_role"] == kv_role
     assert config["kv_load_failure_policy"] == "recompute"
     assert config["kv_connector_extra_config"] == {
-        "bidikv": {"role": role, "readback": True, "index_host": "127.0.0.1", "index_port": 6900},
+        "bidikv": {
+            "role": role,
+            "readback": True,
+            "index_host": "127.0.0.1",
+            "index_port": 6900,
+            "protected_share": 0.25,
+        },
         "decoder_kv_blocks_ttl": 480,
         "kv_recompute_threshold": 64,
     }
@@ -51,6 +57,14 @@ def test_the_connector_accepts_its_part():
     """What the recipe writes is what the connector's own parser reads."""
     config = ConnectorConfig.parse(connector_config(SPEC)["kv_connector_extra_config"])
     assert (config.role, config.index_port, config.kv_recompute_threshold) == ("decode", 6900, 64)
+
+
+def test_how_much_is_reused_reaches_the_connector():
+    """Time, threshold and budget are the engine's own settings."""
+    spec = replace(SPEC, reuse=ReuseSettings(7.5, "auto", 0.5))
+    config = ConnectorConfig.parse(connector_config(spec)["kv_connector_extra_config"])
+    assert (config.decoder_kv_blocks_ttl, config.kv_recompute_threshold) == (7.5, "auto")
+    assert config.protected_share == 0.5
 
 
 def test_stock_mode_turns_readback_off():
