@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bidikv_server.versions import vllm_objection
+
 if TYPE_CHECKING:
     from bidikv_server.connector.connector import BidiNixlConnector
 
@@ -16,7 +18,15 @@ __all__ = ["BidiNixlConnector"]
 
 def __getattr__(name: str) -> object:
     if name == "BidiNixlConnector":
-        from bidikv_server.connector.connector import BidiNixlConnector  # noqa: PLC0415
+        try:
+            from bidikv_server.connector.connector import BidiNixlConnector  # noqa: PLC0415
+        except ImportError as error:
+            from vllm import __version__  # noqa: PLC0415
 
+            objection = vllm_objection(__version__)
+            if objection is None:
+                raise
+            # What moved in another version is a riddle; which version to install is an answer.
+            raise ImportError(f"bidikv: {objection}") from error
         return BidiNixlConnector
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -39,6 +39,8 @@ class ConnectorConfig(BaseModel):
     """Prefill gives a read up, and recomputes, when it has not finished by then."""
     quiet_progress: bool | None = None
     """Replace NIXL's spinning progress thread by a polling one. None: only on CPU engines."""
+    allow_untested_vllm: bool = False
+    """Start on a version of vLLM that this connector was not made for."""
     secret: SecretStr = SecretStr("")
     """What engines of one deployment share; from the environment, never from the configuration that vLLM logs."""
     decoder_kv_blocks_ttl: float = Field(default=480.0, gt=0)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from vllm import __version__ as vllm_version
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector, NixlPullConnector
 
 from bidikv_server import wire
-from bidikv_server.connector.config import ConnectorConfig
+from bidikv_server.connector.config import ConnectorConfig, ConnectorConfigError
 from bidikv_server.connector.metrics import BidiPromMetrics
 from bidikv_server.connector.scheduler import BidiConnectorScheduler
 from bidikv_server.connector.stats import BidiStats
 from bidikv_server.connector.worker import BidiConnectorWorker
+from bidikv_server.versions import vllm_objection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,13 +37,16 @@ class BidiNixlConnector(NixlPullConnector):
         """Build the side that `role` names.
 
         Raises:
-            ConnectorConfigError: `kv_connector_extra_config` cannot be used.
+            ConnectorConfigError: `kv_connector_extra_config` cannot be used, or not with this version of vLLM.
         """
         # The pull connector's own constructor would build stock sides first.
         NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
         config = ConnectorConfig.parse(
             self.kv_transfer_config.kv_connector_extra_config, secret=os.environ.get(wire.SECRET_VARIABLE, "")
         )
+        objection = vllm_objection(vllm_version)
+        if objection is not None and not config.allow_untested_vllm:
+            raise ConnectorConfigError(objection)
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = BidiConnectorScheduler(
                 vllm_config, self.engine_id, kv_cache_config, config

@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPu
 from vllm.platforms import current_platform
 
 from bidikv_server.connector import messages
+from bidikv_server.connector.config import ConnectorConfigError
 from bidikv_server.connector.metadata import ReadbackCheck, ReadbackOutcomes
 from bidikv_server.connector.nixl_agent import AgentProxy, quiet_agent
 from bidikv_server.connector.side_channel import Client
@@ -68,10 +69,19 @@ class BidiConnectorWorker(NixlPullConnectorWorker):
     def __init__(
         self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig, config: ConnectorConfig
     ) -> None:
-        """Wrap the NIXL agent; on CPU engines replace the one whose progress thread would take a core."""
+        """Wrap the NIXL agent; on CPU engines replace the one whose progress thread would take a core.
+
+        Raises:
+            ConnectorConfigError: That agent cannot be replaced.
+        """
+        quiet = config.quiet_progress if config.quiet_progress is not None else current_platform.is_cpu()
+        if quiet and vllm_config.model_config.enable_sleep_mode:
+            raise ConnectorConfigError(
+                "kv_connector_extra_config.bidikv.quiet_progress: vLLM's sleep mode needs NIXL's own progress thread; "
+                "set it to false, or do not enable sleep mode"
+            )
         with _unchanged_affinity():
             super().__init__(vllm_config, engine_id, kv_cache_config)
-        quiet = config.quiet_progress if config.quiet_progress is not None else current_platform.is_cpu()
         # No memory is registered and no peer known yet, so the agent can still be exchanged.
         agent: Any = quiet_agent() if quiet else self.nixl_wrapper
         self.nixl_wrapper: Any = AgentProxy(agent, poll=quiet)

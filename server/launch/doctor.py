@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from bidikv_server.versions import vllm_objection
+
 Status = Literal["ok", "warn", "fail", "info"]
 
-_SUPPORTED_VLLM: Final = "0.32."
 _INSTALL_VLLM: Final = 'pip install "bidikv[gpu]", or "bidikv[cpu]" without a GPU'
 _ENGINE_GIB: Final = 4.0
 _TRAP: Final = ("torchvision", "torchaudio", "torchcodec")
@@ -113,10 +114,10 @@ def _vllm(facts: Facts) -> Finding:
     if facts.vllm is None:
         return Finding("vllm", "fail", "missing", _INSTALL_VLLM)
     detail = f"{facts.vllm} ({facts.vllm_platform} build)"
-    if facts.vllm.startswith(_SUPPORTED_VLLM):
+    objection = vllm_objection(facts.vllm)
+    if objection is None:
         return Finding("vllm", "ok", detail)
-    fix = f"the connector is made for vLLM {_SUPPORTED_VLLM}x: {_INSTALL_VLLM}"
-    return Finding("vllm", "fail", detail, fix)
+    return Finding("vllm", "fail", detail, f"{objection}; {_INSTALL_VLLM}")
 
 
 def _torch_companions(facts: Facts) -> list[Finding]:

@@ -43,7 +43,7 @@ def test_a_good_installation_has_nothing_to_do():
     [
         ({"python": (3, 10, 1)}, "python", "3.11"),
         ({"vllm": None}, "vllm", "bidikv[gpu]"),
-        ({"vllm": "0.33.1"}, "vllm", "0.32."),
+        ({"vllm": "0.31.0"}, "vllm", "0.32 and 0.33"),
         ({"nixl": None}, "nixl", "bidikv[cpu]"),
         ({"torch": None}, "torch", "bidikv[cpu]"),
         ({"router_missing": ("uvloop",)}, "router", "bidikv[router]"),
