@@ -79,6 +79,7 @@ class Player:
     """Plays streamed chat turns through the router, warm in one conversation or cold on the same engines."""
 
     def __init__(self, cluster):
+        self.cluster = cluster
         self.client = bidikv.OpenAI(base_url=cluster.base_url, api_key="none", max_retries=0, timeout=300)
         self.model = cluster.model_name
         self.session = f"test-{uuid.uuid4().hex}"

@@ -6,7 +6,7 @@ import pytest
 
 from bidikv_server.launch import readiness
 
-from .conftest import BLOCK, STORY, after, opening, sample
+from .conftest import BLOCK, STORY, Player, after, opening, sample
 
 QUESTIONS = (
     "What was written into the book, and by whom? Tell me about the ships.",
@@ -54,7 +54,7 @@ def test_an_early_edit(player):
     check_counts(changed.reuse)
     assert changed.reuse.reason in {"diverged", "hit_diverged"}
     assert changed.reuse.remote_tokens <= 2 * BLOCK
-    assert changed.reuse.diverged_at_token == changed.reuse.remote_tokens
+    assert 0 <= changed.reuse.diverged_at_token - changed.reuse.remote_tokens < BLOCK
 
 
 def test_a_late_edit(player):
@@ -70,7 +70,9 @@ def test_a_late_edit(player):
     changed = same_as_cold(player, messages, player.turn(messages))
     check_counts(changed.reuse)
     assert changed.reuse.reason == "hit_diverged"
-    assert prompt - 2 * BLOCK <= changed.reuse.remote_tokens <= prompt
+    assert changed.reuse.remote_tokens == prompt // BLOCK * BLOCK
+    # The first token that was generated is the first that is not the client's.
+    assert changed.reuse.diverged_at_token == prompt
 
 
 def test_a_truncated_history(player):
@@ -110,6 +112,24 @@ def test_forks_at_once(player):
         assert branch.reuse.reason == "hit"
         # A batch of another shape may flip a near tie; these questions have clear answers.
         assert branch.token_ids == player.cold(fork).token_ids
+
+
+def test_a_turn_that_met_a_stop_string(player):
+    """VLLM aborts it in the engine; its blocks are kept all the same, and the cut answer extends them."""
+    messages = opening()
+    whole = player.turn(messages)
+    stop = whole.text[len(whole.text) // 2 :][:6]
+    other = Player(player.cluster)
+    try:
+        cut = other.turn(messages, stop=[stop])
+        assert stop not in cut.text
+        assert len(cut.token_ids) < len(whole.token_ids)
+        messages = after(messages, cut, QUESTIONS[0])
+        late = same_as_cold(other, messages, other.turn(messages))
+    finally:
+        other.close()
+    assert late.reuse.reason in {"hit", "hit_diverged"}
+    assert late.reuse.remote_tokens >= cut.reuse.prompt_tokens // BLOCK * BLOCK
 
 
 def test_an_expired_entry(player):

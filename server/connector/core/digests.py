@@ -95,12 +95,10 @@ def chain(
     common = _common_blocks(known, start, tokens, marks, step) if known is not None else 0
     digests = list(known.digests[:common]) if known is not None else []
     current = digests[-1] if digests else start
+    sha256 = hashlib.sha256
     for block in range(common, blocks):
-        hasher = hashlib.sha256(current)
-        hasher.update(tokens[block * step : (block + 1) * step])
-        if block in marks:
-            hasher.update(_MEDIA + marks[block])
-        current = hasher.digest()
+        mark = _MEDIA + marks[block] if block in marks else b""
+        current = sha256(current + tokens[block * step : (block + 1) * step] + mark).digest()
         digests.append(current)
     return Chain(start, tuple(digests), tokens, marks)
 
