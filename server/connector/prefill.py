@@ -10,10 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
-
-from vllm.v1.request import RequestStatus
 
 from bidikv_server import wire
 from bidikv_server.connector import messages, requests
@@ -24,6 +21,7 @@ from bidikv_server.connector.core.digests import ChainMemory
 from bidikv_server.connector.lookup import Lookup, Offer
 from bidikv_server.connector.metadata import ReadbackCheck, ReadbackOutcomes
 from bidikv_server.connector.nixl_agent import READBACK_PREFIX
+from bidikv_server.connector.prefill_turn import PrefillTurn, Read, ran_through
 from bidikv_server.connector.quarantine import Quarantine
 from bidikv_server.connector.side_channel import Client
 from bidikv_server.reasons import Reason
@@ -43,46 +41,6 @@ _REMEMBERED_TOKENS: Final = 1 << 23
 """Tokens of recent prompts whose digests are kept, about 70 MB with 16-token blocks; a next turn hashes only what is new."""
 
 
-@dataclass(slots=True)
-class _Turn:
-    """One prefill request's reuse.
-
-    Attributes:
-        reason: What to report, unless something happens that changes it.
-        lookup: Under way.
-        offer: The best answer.
-        pull: What was planned last; committed once `reading`.
-        reading: A read was handed to the workers, at any time.
-        remote_tokens: Tokens of that read; 0 after it failed.
-        local_tokens: Prefill's own hit when it was asked last before a read.
-        packed: The prompt's packed tokens, as far as they were looked up.
-        since_s: When the lookup, and later the read, began.
-        runs_since_s: When vLLM last began to compute it; 0 before.
-    """
-
-    reason: Reason = Reason.UNKNOWN
-    lookup: Lookup | None = None
-    offer: Offer | None = None
-    pull: readback.Pull | None = None
-    reading: bool = False
-    remote_tokens: int = 0
-    local_tokens: int = 0
-    packed: bytes = b""
-    since_s: float = field(default_factory=time.monotonic)
-    runs_since_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A pull that starts in this step, in the words of vLLM's NIXL metadata."""
-
-    request_id: str
-    first_block: int
-    local_block_ids: tuple[int, ...]
-    kv_transfer_params: dict[str, Any]
-    check: ReadbackCheck
-
-
 class PrefillReadback:
     """All lookups and reads of one prefill engine. Engine core thread only."""
 
@@ -96,7 +54,7 @@ class PrefillReadback:
         self._block_size = block_size
         self._supported = supported
         self._client = Client(secret=config.secret.get_secret_value())
-        self._turns: dict[str, _Turn] = {}
+        self._turns: dict[str, PrefillTurn] = {}
         self._reads: list[Read] = []
         # Where reads under way go; a request may be aborted, and forgotten, before its read is over.
         self._reading_into: dict[str, tuple[int, ...]] = {}
@@ -110,7 +68,7 @@ class PrefillReadback:
 
     def start(self, request: Request) -> None:
         """Send the lookup, if the router named a source."""
-        turn = self._turns[request.request_id] = _Turn()
+        turn = self._turns[request.request_id] = PrefillTurn()
         leg = requests.LegParams.of(request)
         if leg is None or not leg.sources:
             # The router knows why it named none, and reports that reason itself.
@@ -179,7 +137,7 @@ class PrefillReadback:
         return self._config.threshold_tokens if learnt is None else learnt
 
     @staticmethod
-    def _take_result(turn: _Turn, lookup: Lookup) -> None:
+    def _take_result(turn: PrefillTurn, lookup: Lookup) -> None:
         turn.lookup = None
         result = lookup.result()
         if isinstance(result, Offer):
@@ -259,7 +217,7 @@ class PrefillReadback:
         for request_id in request_ids:
             self._reading_into.pop(request_id, None)
 
-    def _end_read(self, request_id: str, turn: _Turn, pull: readback.Pull, outcome: Reason) -> None:
+    def _end_read(self, request_id: str, turn: PrefillTurn, pull: readback.Pull, outcome: Reason) -> None:
         good = outcome is Reason.HIT
         blocks = turn.remote_tokens // self._block_size
         now_s = time.monotonic()
@@ -274,7 +232,7 @@ class PrefillReadback:
 
     def account(self, request: Request) -> dict[str, Any]:
         """The `bidikv` part of prefill's answer; forgets the request."""
-        turn = self._turns.pop(request.request_id, None) or _Turn()
+        turn = self._turns.pop(request.request_id, None) or PrefillTurn()
         account = Account.make(
             turn.reason,
             turn.offer.match if turn.offer else None,
@@ -299,7 +257,7 @@ class PrefillReadback:
             request.request_id,
             account.describe(),
         )
-        if self._costs is not None and turn.runs_since_s and _ran_through(request):
+        if self._costs is not None and turn.runs_since_s and ran_through(request):
             now_s = time.monotonic()
             self._costs.computed(account.computed_tokens, now_s - turn.runs_since_s, now_s=now_s)
         return {wire.KEY: account.answer()}
@@ -307,9 +265,3 @@ class PrefillReadback:
     def close(self) -> None:
         """Stop the lookup client. Idempotent."""
         self._client.close()
-
-
-def _ran_through(request: Request) -> bool:
-    """Whether a request was computed to its end in one go."""
-    ended = {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED}
-    return request.num_preemptions == 0 and request.status in ended
