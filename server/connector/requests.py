@@ -100,10 +100,12 @@ def may_have_met_a_stop_string(request: Request) -> bool:
     """Whether an aborted request may be a turn that ended as its client wished.
 
     vLLM looks for a client's `stop` strings in its API server, which then aborts the request in the engine: the engine cannot
-    tell that from a client that went away. What was computed is as true either way.
+    tell that from a client that went away. What was computed is as true either way, once there is output: before, vLLM counts
+    tokens as computed whose KV has yet to arrive from prefill.
     """
     sampling = request.sampling_params
-    return request.status == RequestStatus.FINISHED_ABORTED and sampling is not None and bool(sampling.stop)
+    aborted = request.status == RequestStatus.FINISHED_ABORTED and request.num_output_tokens > 0
+    return aborted and sampling is not None and bool(sampling.stop)
 
 
 def seed(request: Request, leg: LegParams, identity: str) -> bytes:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.bidikv")
 
 _STOP_POLL_MS: Final = 500
+_UNREAD_MESSAGES: Final = 16
 _LONGEST_POLL_MS: Final = 60_000
 """ZeroMQ takes a C int; a caller may have any timeout."""
 
@@ -53,6 +54,8 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
     socket.setsockopt(zmq.IPV6, 1)
     # A peer that sends more than any message of ours may be is disconnected before it costs memory.
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    # What waits unread is not authenticated yet. A peer's own queue holds the rest of a burst.
+    socket.setsockopt(zmq.RCVHWM, _UNREAD_MESSAGES)
     return socket
 
 

@@ -1,5 +1,6 @@
 """The vLLM surface the connector relies on. An upgrade that moves any of it fails here, and only here."""
 
+import dataclasses
 import inspect
 import re
 
@@ -18,11 +19,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl import (  # noqa: E402
     pull_scheduler,
     pull_worker,
 )
+from vllm.multimodal.hasher import MultiModalHasher  # noqa: E402
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange  # noqa: E402
+from vllm.renderers.base import BaseRenderer  # noqa: E402
+from vllm.sampling_params import SamplingParams  # noqa: E402
+from vllm.v1.core import kv_cache_utils  # noqa: E402
 from vllm.v1.core.block_pool import BlockPool  # noqa: E402
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+from vllm.v1.engine.output_processor import OutputProcessor  # noqa: E402
 from vllm.v1.outputs import KVConnectorOutput  # noqa: E402
 from vllm.v1.request import Request  # noqa: E402
 
+from bidikv_server.connector import requests  # noqa: E402
 from bidikv_server.versions import vllm_objection  # noqa: E402
 
 
@@ -134,10 +142,10 @@ def test_the_connector_hears_of_an_ended_read_before_the_scheduler_acts_on_it():
     assert body.index("update_connector_output") < body.index("finished_recving_kv_req_ids.add")
 
 
-@pytest.mark.parametrize("name", ["num_in_flight_tokens", "num_computed_tokens", "cache_salt", "lora_request", "mm_features", "prompt_embeds", "resumable", "pooling_params", "kv_transfer_params", "prompt_token_ids"])  # fmt: skip
+@pytest.mark.parametrize("name", ["num_in_flight_tokens", "num_computed_tokens", "cache_salt", "lora_request", "mm_features", "prompt_embeds", "resumable", "pooling_params", "sampling_params", "num_output_tokens", "num_preemptions", "kv_transfer_params", "prompt_token_ids"])  # fmt: skip
 def test_requests_keep_their_attributes(name):
     """What decides whether a request's blocks can be proven equal."""
-    assert f"self.{name}" in source(Request.__init__)
+    assert hasattr(Request, name) or f"self.{name}" in source(Request.__init__)
 
 
 def test_worker_metadata_reaches_the_scheduler():
@@ -201,3 +209,21 @@ def test_a_cache_reset_announces_every_retained_block():
     blocks.unpin_blocks(request, lambda block: reused.append(block.block_id))
     assert blocks.reset_prefix_cache()
     assert sorted(reused) == sorted(block.block_id for block in request)
+
+
+def test_media_are_named_by_their_content():
+    """The identifier that our digests fold in is the key of vLLM's own caches, and is a hash or a number as we think."""
+    feature = {field.name for field in dataclasses.fields(MultiModalFeatureSpec)}
+    assert {"identifier", "mm_position"} <= feature
+    assert {"offset", "length"} <= {field.name for field in dataclasses.fields(PlaceholderRange)}
+    assert 'f"{mm_req_id}-{modality}-{i}"' in source(BaseRenderer._process_mm_uuids)
+    assert "mm_feature.identifier" in source(kv_cache_utils._gen_mm_extra_hash_keys)
+    for algorithm in ("blake3", "sha256", "sha512"):
+        digest = MultiModalHasher.hash_kwargs(algorithm, model_id="m", image=b"bytes")
+        assert requests._CONTENT_HASH.fullmatch(digest)
+
+
+def test_stop_strings_are_found_outside_the_engine():
+    """The engine core gets them with the sampling parameters and ends such a request as aborted."""
+    assert "stop" in SamplingParams.__struct_fields__
+    assert "reqs_to_abort" in source(OutputProcessor.process_outputs)

@@ -5,6 +5,7 @@ import json
 import socket
 import urllib.request
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -189,3 +190,22 @@ def test_another_tenants_salt_finds_nothing(cluster):
     ids, _, account = stranger.turn(prompt, sources=[direct.index], cache_salt=direct.salt)
     assert (account["reason"], account["remote_tokens"]) == ("not_retained", 0)
     assert ids == direct.cold(prompt)
+
+
+def test_the_index_answers_while_its_engine_computes(direct):
+    """A long step holds the engine's own thread, not the index's."""
+    client = Client(secret=direct.cluster.secret)
+    question = messages.encode(messages.Lookup(messages.VERSION, "nobody's identity", "c", b""))
+    body = {"model": direct.cluster.model_name, "prompt": STORY * 70, "max_tokens": 1}
+    answered = 0
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            long_step = pool.submit(post, direct.cluster.decode_urls[0], body)
+            while not long_step.done():
+                reply = client.submit(direct.index, question, timeout_s=10).result()
+                assert isinstance(messages.decode(reply), messages.Refused)
+                answered += not long_step.done()
+            assert long_step.result()["usage"]["prompt_tokens"] > 2500
+    finally:
+        client.close()
+    assert answered > 10
