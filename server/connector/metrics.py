@@ -41,7 +41,14 @@ HISTOGRAMS: Final = {
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 GAUGES: Final = {
-    "retained_tokens": ("class", "Tokens whose blocks decode holds readable now, by class of retention.")
+    "retained_tokens": (
+        "class",
+        "Tokens whose blocks decode held readable at its last step, by class of retention.",
+    ),
+    "pull_threshold_tokens": (
+        "source",
+        "Tokens from which on a pull from this index beats computing them, as learnt by kv_recompute_threshold=auto.",
+    ),
 }
 
 

@@ -134,7 +134,10 @@ class PrefillReadback:
     def _threshold(self, source: str) -> float:
         """Smallest number of tokens worth a pull from `source`."""
         learnt = self._costs.smallest_gain(source, now_s=time.monotonic()) if self._costs else None
-        return self._config.threshold_tokens if learnt is None else learnt
+        if learnt is None:
+            return self._config.threshold_tokens
+        self._stats.record("pull_threshold_tokens", learnt, source)
+        return learnt
 
     @staticmethod
     def _take_result(turn: PrefillTurn, lookup: Lookup) -> None:

@@ -410,5 +410,6 @@ def test_auto_learns_when_a_pull_is_slower(index, monkeypatch):
             ]
         finally:
             prefill.close()
+        assert any(metric == "pull_threshold_tokens" for metric, _, _ in prefill._stats.events)
         assert offers[0] == 128
         assert offers[-1] == expected
