@@ -39,6 +39,12 @@ class RouterMetrics:
             ["source"],
             registry=self.registry,
         )
+        self.identities = Counter(
+            "bidikv_router_identities",
+            "Turns by the convention that named their conversation; none goes by the messages.",
+            ["source"],
+            registry=self.registry,
+        )
         self.retries = Counter(
             "bidikv_router_retries", "Legs tried again elsewhere, by leg.", ["leg"], registry=self.registry
         )

@@ -108,6 +108,7 @@ class TurnService:
             RouterFault: The turn could not be served and nothing was sent.
         """
         turn = self._begin(request, passed_on)
+        self._metrics.identities.labels(request.identity.source).inc()
         reply.extra[_SESSION] = turn.match.key.encode()
         try:
             await self._attempts(turn, reply)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from bidikv.headers import READBACK_HEADER, SESSION_HEADER, SESSION_PATTERN, TURN_HEADER, TurnHeader
+from bidikv.headers import READBACK_HEADER, TURN_HEADER, TurnHeader
 from bidikv_server.router.core.digests import Chain, chain
+from bidikv_server.router.core.identity import Identity, identify
 from bidikv_server.router.core.ids import Scope, tenant_of
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class TurnRequest:
         path: Endpoint, the same at the engines.
         body: The client's body as it came; never edited.
         scope: Whose it is.
-        session: The conversation the client named; None if it named none, or none that can be used.
+        identity: The conversation the client named, and how.
         chain: Digests of its prompt.
         turn: The client's advice on this turn.
         readback: The client did not switch reuse off for this request.
@@ -46,10 +47,15 @@ class TurnRequest:
     path: str
     body: Mapping[str, Any]
     scope: Scope
-    session: str | None
+    identity: Identity
     chain: Chain
     turn: TurnHeader
     readback: bool
+
+    @property
+    def session(self) -> str | None:
+        """The conversation's name; None if the client gave none that can be used."""
+        return self.identity.session
 
     @property
     def recorded(self) -> bool:
@@ -75,23 +81,16 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> TurnReque
         model=body["model"],
         cache_salt=salt if isinstance(salt := body.get("cache_salt"), str) else "",
     )
+    identity, turn = identify(body, headers), TurnHeader.parse(headers.get(TURN_HEADER))
     return TurnRequest(
         path=path,
         body=body,
         scope=scope,
-        session=session_of(body, headers),
+        identity=identity,
         chain=chain(body, scope),
-        turn=TurnHeader.parse(headers.get(TURN_HEADER)),
+        turn=replace(turn, final=turn.final or identity.final),
         readback=headers.get(READBACK_HEADER, "").strip().lower() != "off",
     )
-
-
-def session_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """The conversation's name: the body's wins over the header's, as in vLLM; an ill-formed one is none."""
-    named = body.get("session_id")
-    if named is None:
-        named = headers.get(SESSION_HEADER.lower())
-    return named if isinstance(named, str) and SESSION_PATTERN.fullmatch(named) else None
 
 
 def _parse(raw: bytes) -> dict[str, Any]:

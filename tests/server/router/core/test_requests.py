@@ -23,10 +23,10 @@ def read(headers=None, **body):
         ({}, GOOD, GOOD),
         ({"session_id": OTHER}, GOOD, OTHER),
         ({"session_id": None}, GOOD, GOOD),
-        ({"session_id": "short"}, GOOD, None),
+        ({"session_id": "two words"}, GOOD, None),
         ({"session_id": 12345678}, GOOD, None),
         ({}, "with space", None),
-        ({}, "x" * 65, None),
+        ({}, "x" * 257, None),
     ],
 )
 def test_session(body, header, session):
