@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-
-DEFAULT_THRESHOLD_TOKENS: Final = 64
 
 
 class ConnectorConfigError(ValueError):
@@ -39,21 +37,17 @@ class ConnectorConfig(BaseModel):
     """Prefill gives a read up, and recomputes, when it has not finished by then."""
     quiet_progress: bool | None = None
     """Replace NIXL's spinning progress thread by a polling one. None: only on CPU engines."""
+    learn_threshold: bool = False
+    """Learn for each pair of engines from how many tokens on a pull is faster than computing, and go by
+    `kv_recompute_threshold` only until that is known."""
     allow_untested_vllm: bool = False
     """Start on a version of vLLM that this connector was not made for."""
     secret: SecretStr = SecretStr("")
     """What engines of one deployment share; from the environment, never from the configuration that vLLM logs."""
     decoder_kv_blocks_ttl: float = Field(default=480.0, gt=0)
     """Longest time, in seconds, that decode keeps a turn's blocks (vLLM's key)."""
-    kv_recompute_threshold: Annotated[int, Field(ge=0)] | Literal["auto"] = DEFAULT_THRESHOLD_TOKENS
-    """Smallest number of tokens worth a transfer (vLLM's key). `"auto"` learns it for each pair of engines, and goes by the
-    default until it has."""
-
-    @property
-    def threshold_tokens(self) -> int:
-        """The threshold while nothing was learnt."""
-        learnt = self.kv_recompute_threshold
-        return DEFAULT_THRESHOLD_TOKENS if isinstance(learnt, str) else learnt
+    kv_recompute_threshold: int = Field(default=64, ge=0)
+    """Smallest number of tokens worth a transfer (vLLM's key; its own connector reads it as a number, too)."""
 
     @classmethod
     def parse(cls, extra_config: Mapping[str, Any], *, secret: str = "") -> ConnectorConfig:

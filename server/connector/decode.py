@@ -124,7 +124,7 @@ class DecodeRetention:
             chain,
             held,
             ttl_s=self._ttl_s(leg),
-            supersede=complete,
+            complete=complete,
             keep=() if complete else self._protected,
         )
         self._stats.record("retained_turns", 1, "retained" if complete else "stop_string")

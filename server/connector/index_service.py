@@ -61,12 +61,13 @@ class IndexService:
         block_ids: Sequence[int],
         *,
         ttl_s: float,
-        supersede: bool = True,
+        complete: bool = True,
         keep: Container[int] = (),
     ) -> None:
         """Record a finished turn, as `RetentionIndex.retain` does."""
         with self._lock:
-            self._changes.pop(conversation, None)
+            if complete:
+                self._changes.pop(conversation, None)
             self._index.retain(
                 conversation,
                 chain.digests,
@@ -74,7 +75,7 @@ class IndexService:
                 now_s=time.monotonic(),
                 ttl_s=ttl_s,
                 tokens=chain.tokens,
-                supersede=supersede,
+                complete=complete,
                 keep=keep,
             )
 

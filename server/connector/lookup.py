@@ -92,7 +92,7 @@ class Lookup:
             return reason
         reply = messages.decode(future.result())
         if isinstance(reply, messages.Refused):
-            logger.warning("bidikv: %s refuses readback: %s", source, reply.message)
+            logger.warning("bidikv: %s refuses readback: %.200s", source, reply.message)
             return Reason.INCOMPATIBLE
         if isinstance(reply, messages.Found) and reply.v != messages.VERSION:
             logger.warning("bidikv: no readback: %s speaks version %d", source, reply.v)

@@ -106,8 +106,19 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
 
 Message = Lookup | Found | Validate | Renew | Release | Verdict | Refused
 
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    """What every version's messages begin with. What follows is skipped, not built: it may be anything."""
+
+    kind: str
+    v: int
+
+
+# Nested too deeply is an error of its own.
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
+_head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 def encode(message: Message) -> bytes:
@@ -121,7 +132,7 @@ def decode(data: bytes | memoryview) -> Message | None:
         return None
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return None
 
 
@@ -130,14 +141,9 @@ def version_of(data: bytes | memoryview) -> int | None:
     if len(data) > MAX_MESSAGE_BYTES:
         return None
     try:
-        fields = msgspec.msgpack.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _head_decoder.decode(data).v
+    except _UNREADABLE:
         return None
-    match fields:
-        case [str(), int() as version, *_]:
-            return version
-        case _:
-            return None
 
 
 def split_digests(joined: bytes) -> list[bytes] | None:

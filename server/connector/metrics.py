@@ -47,7 +47,7 @@ GAUGES: Final = {
     ),
     "pull_threshold_tokens": (
         "source",
-        "Tokens from which on a pull from this index beats computing them, as learnt by kv_recompute_threshold=auto.",
+        "Tokens from which on a pull from this index beats computing them, as learnt with learn_threshold.",
     ),
 }
 

@@ -21,7 +21,7 @@ from bidikv_server.connector.core.digests import ChainMemory
 from bidikv_server.connector.lookup import Lookup, Offer
 from bidikv_server.connector.metadata import ReadbackCheck, ReadbackOutcomes
 from bidikv_server.connector.nixl_agent import READBACK_PREFIX
-from bidikv_server.connector.prefill_turn import PrefillTurn, Read, ran_through
+from bidikv_server.connector.prefill_turn import PrefillTurn, Read
 from bidikv_server.connector.quarantine import Quarantine
 from bidikv_server.connector.side_channel import Client
 from bidikv_server.reasons import Reason
@@ -60,7 +60,7 @@ class PrefillReadback:
         self._reading_into: dict[str, tuple[int, ...]] = {}
         self._quarantine = Quarantine()
         self._chains = ChainMemory(_REMEMBERED_TOKENS)
-        self._costs = CostModel() if config.kv_recompute_threshold == "auto" else None
+        self._costs = CostModel() if config.learn_threshold else None
 
     def bind(self, block_pool: BlockPool) -> None:
         """Take vLLM's block pool."""
@@ -79,7 +79,7 @@ class PrefillReadback:
             turn.reason = Reason.UNSUPPORTED
             return
         blocks = readback.usable_blocks(len(prompt), self._block_size)
-        if blocks * self._block_size < self._config.threshold_tokens or not blocks:
+        if blocks * self._block_size < self._config.kv_recompute_threshold or not blocks:
             turn.reason = Reason.BELOW_THRESHOLD
             return
         chain = digests.chain(
@@ -122,7 +122,7 @@ class PrefillReadback:
             turn.offer.match,
             local_tokens=local_tokens,
             block_size=self._block_size,
-            threshold_tokens=self._threshold(turn.offer.source),
+            threshold_tokens=self._threshold(turn.offer),
         )
         if isinstance(decision, Reason):
             turn.reason, turn.pull = decision, None
@@ -131,12 +131,13 @@ class PrefillReadback:
         turn.reason, turn.pull = Reason.UNSUPPORTED, decision
         return len(decision.block_ids) * self._block_size, True
 
-    def _threshold(self, source: str) -> float:
-        """Smallest number of tokens worth a pull from `source`."""
-        learnt = self._costs.smallest_gain(source, now_s=time.monotonic()) if self._costs else None
+    def _threshold(self, offer: Offer) -> float:
+        """Smallest number of tokens worth a pull."""
+        epoch, now_s = offer.found.epoch, time.monotonic()
+        learnt = self._costs.smallest_gain(epoch, now_s=now_s) if self._costs is not None else None
         if learnt is None:
-            return self._config.threshold_tokens
-        self._stats.record("pull_threshold_tokens", learnt, source)
+            return self._config.kv_recompute_threshold
+        self._stats.record("pull_threshold_tokens", learnt, offer.source)
         return learnt
 
     @staticmethod
@@ -225,8 +226,8 @@ class PrefillReadback:
         blocks = turn.remote_tokens // self._block_size
         now_s = time.monotonic()
         self._stats.record("readback_seconds", now_s - turn.since_s)
-        if good and self._costs is not None and turn.offer is not None:
-            self._costs.pulled(turn.offer.source, turn.remote_tokens, now_s - turn.since_s, now_s=now_s)
+        if self._costs is not None and turn.offer is not None:
+            self._costs.pulled(turn.offer.found.epoch, turn.remote_tokens, now_s - turn.since_s, now_s=now_s)
         self._stats.record("readback_blocks", blocks, "verified" if good else "rejected")
         turn.reason = pull.reason if good else outcome
         if not good:
@@ -246,24 +247,23 @@ class PrefillReadback:
             packed=turn.packed,
             block_size=self._block_size,
         )
-        self._stats.record("readbacks", 1, str(account.reason))
-        sources = (
-            ("remote", account.remote_tokens),
-            ("local", account.local_tokens),
-            ("computed", account.computed_tokens),
-        )
-        for source, tokens in sources:
-            self._stats.record("prompt_tokens", tokens, source)
-        logger.log(
-            logging.DEBUG if account.lost_at is None else logging.INFO,
-            "bidikv: request %s %s",
-            request.request_id,
-            account.describe(),
-        )
-        if self._costs is not None and turn.runs_since_s and ran_through(request):
+        line = ("bidikv: request %s %s", request.request_id, account.describe())
+        if not requests.ended_well(request):
+            # Its client is gone: nothing was reused, and nothing lost.
+            logger.debug(*line)
+            return {wire.KEY: account.answer()}
+        logger.log(logging.DEBUG if account.lost_at is None else logging.INFO, *line)
+        self._count(account)
+        if self._costs is not None and turn.runs_since_s and not request.num_preemptions:
             now_s = time.monotonic()
             self._costs.computed(account.computed_tokens, now_s - turn.runs_since_s, now_s=now_s)
         return {wire.KEY: account.answer()}
+
+    def _count(self, account: Account) -> None:
+        self._stats.record("readbacks", 1, str(account.reason))
+        self._stats.record("prompt_tokens", account.remote_tokens, "remote")
+        self._stats.record("prompt_tokens", account.local_tokens, "local")
+        self._stats.record("prompt_tokens", account.computed_tokens, "computed")
 
     def close(self) -> None:
         """Stop the lookup client. Idempotent."""

@@ -6,13 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.request import RequestStatus
-
 from bidikv_server.reasons import Reason
 
 if TYPE_CHECKING:
-    from vllm.v1.request import Request
-
     from bidikv_server.connector.core import readback
     from bidikv_server.connector.lookup import Lookup, Offer
     from bidikv_server.connector.metadata import ReadbackCheck
@@ -56,9 +52,3 @@ class Read:
     local_block_ids: tuple[int, ...]
     kv_transfer_params: dict[str, Any]
     check: ReadbackCheck
-
-
-def ran_through(request: Request) -> bool:
-    """Whether a request was computed to its end in one go."""
-    ended = {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED}
-    return request.num_preemptions == 0 and request.status in ended

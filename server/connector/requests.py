@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
 
 from vllm.v1.request import RequestStatus
 
@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+_ENDED_WELL: Final = frozenset(
+    {
+        RequestStatus.FINISHED_STOPPED,
+        RequestStatus.FINISHED_LENGTH_CAPPED,
+        RequestStatus.FINISHED_REPETITION,
+    }
+)
 _LONGEST_S: Final = 1e9
+_LONGEST_KEY: Final = 256
 # With both of its caches off vLLM numbers media instead of hashing them, and two engines give the same number to
 # different images. (`BaseRenderer._process_mm_uuids`; an adapter's name may stand before the hash.)
 _CONTENT_HASH: Final = re.compile(r"(?:.*:)?[0-9a-f]{64,128}", re.DOTALL)
@@ -60,9 +68,9 @@ class LegParams:
             return None
         conversation, salt = ours.get("conversation"), ours.get("salt")
         sources, retain_s = ours.get("sources", ()), ours.get("retain_s", 0.0)
-        if not (isinstance(conversation, str) and conversation and isinstance(salt, str)):
+        if not (conversation and _is_key(conversation) and _is_key(salt)):
             return None
-        if not isinstance(sources, list | tuple) or not all(isinstance(source, str) for source in sources):
+        if not isinstance(sources, list | tuple) or not all(map(_is_key, sources)):
             return None
         if not isinstance(retain_s, int | float) or not retain_s >= 0:  # Not a number is not, either.
             return None
@@ -77,12 +85,18 @@ class LegParams:
         )
 
 
+def _is_key(value: object) -> TypeGuard[str]:
+    """Whether a value may be kept as a key: text short enough that many of it can be remembered."""
+    return isinstance(value, str) and len(value) <= _LONGEST_KEY
+
+
 def provable(request: Request) -> bool:
     """Whether token ids, media hashes, salt and adapter are all that decides this request's KV."""
     return (
         request.prompt_token_ids is not None
         and request.prompt_embeds is None
         and all(_CONTENT_HASH.fullmatch(content) for content, _, _ in media_items(request))
+        and not (request.lora_request is not None and request.lora_request.load_inplace)
         and not request.resumable
         and request.pooling_params is None
     )
@@ -94,6 +108,11 @@ def media_items(request: Request) -> list[tuple[str, int, int]]:
         (feature.identifier, feature.mm_position.offset, feature.mm_position.length)
         for feature in request.mm_features
     ]
+
+
+def ended_well(request: Request) -> bool:
+    """Whether a request ended as it should: by a stop token, its length, or because it repeated itself."""
+    return request.status in _ENDED_WELL
 
 
 def may_have_met_a_stop_string(request: Request) -> bool:

@@ -7,16 +7,16 @@ retention index, under its lock: vLLM's block pool belongs to the engine core's 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
-from vllm.v1.request import RequestStatus
 
 from bidikv_server.connector.config import ConnectorConfig, ConnectorConfigError
 from bidikv_server.connector.decode import DecodeRetention
 from bidikv_server.connector.metadata import BidiConnectorMetadata, ReadbackCheck, ReadbackOutcomes
 from bidikv_server.connector.prefill import PrefillReadback
 from bidikv_server.connector.requests import (
+    ended_well,
     engine_identity,
     fence_objection,
     layout_objection,
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger("vllm.bidikv")
-
-_ENDED_WELL: Final = frozenset({RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED})
 
 
 class BidiConnectorScheduler(NixlPullConnectorScheduler):
@@ -186,7 +184,7 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
                 account = self._prefill.account(request)
                 answer = {**answer, **account} if answer is not None else None
         elif self._decode is not None and (
-            (complete := request.status in _ENDED_WELL) or may_have_met_a_stop_string(request)
+            (complete := ended_well(request)) or may_have_met_a_stop_string(request)
         ):
             self._decode.retain(request, block_ids, complete=complete)
         return delay_free, answer

@@ -100,7 +100,11 @@ class Server:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._idle()
+            try:
+                self._idle()
+            except Exception:
+                # The thread's top, as below: what it does between messages must not cost a message its answer.
+                logger.exception("bidikv: the retention index could not be tidied up")
             if not self._socket.poll(_STOP_POLL_MS):
                 continue
             peer, *frames = self._socket.recv_multipart()

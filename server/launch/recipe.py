@@ -19,6 +19,9 @@ Role = Literal["prefill", "decode"]
 Platform = Literal["cpu", "gpu"]
 
 
+_FIXED_THRESHOLD: Final = 64
+
+
 @dataclass(frozen=True, slots=True)
 class ReuseSettings:
     """How much is reused.
@@ -30,7 +33,7 @@ class ReuseSettings:
     """
 
     retention_ttl_s: float = 480
-    recompute_threshold: int | Literal["auto"] = 64
+    recompute_threshold: int | Literal["auto"] = _FIXED_THRESHOLD
     protected_share: float = 0.25
 
 
@@ -150,9 +153,13 @@ def kv_transfer_config(spec: EngineSpec) -> dict[str, Any]:
                 "index_host": spec.host,
                 "index_port": spec.index_port,
                 "protected_share": spec.reuse.protected_share,
+                "learn_threshold": spec.reuse.recompute_threshold == "auto",
             },
             "decoder_kv_blocks_ttl": spec.reuse.retention_ttl_s,
-            "kv_recompute_threshold": spec.reuse.recompute_threshold,
+            # vLLM's own connector reads this one as a number.
+            "kv_recompute_threshold": _FIXED_THRESHOLD
+            if spec.reuse.recompute_threshold == "auto"
+            else spec.reuse.recompute_threshold,
         },
     }
 

@@ -22,7 +22,13 @@ from bidikv_server.router.core.accounts import (
     read_prefill_answer,
     with_reason,
 )
-from bidikv_server.router.core.bodies import can_disaggregate, decode_body, decode_params, prefill_body
+from bidikv_server.router.core.bodies import (
+    can_disaggregate,
+    decode_body,
+    decode_params,
+    names_media,
+    prefill_body,
+)
 from bidikv_server.router.core.conversations import Holder, Match
 from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.ids import salt_of
@@ -61,6 +67,7 @@ class _Turn:
         engine_headers: Headers for both legs.
         started_s: When the request was complete.
         keep: What decode does with its blocks.
+        barred: Why nothing may be read back for it.
         excluded: Engines that failed it.
         alone: Why it runs on decode alone, once that is decided.
         failure: What went wrong last.
@@ -72,6 +79,7 @@ class _Turn:
     engine_headers: dict[str, str]
     started_s: float
     keep: Keep
+    barred: Reason | None
     alone: Reason | None
     excluded: Excluded = field(default_factory=Excluded)
     failure: LegFailed | None = None
@@ -128,15 +136,22 @@ class TurnService:
     def _begin(self, request: TurnRequest, passed_on: dict[str, str]) -> _Turn:
         now_s = time.monotonic()
         match = self._table.find(request.scope, request.session, request.chain, now_s)
-        readback = self._settings.readback and request.readback
+        barred = self._barred(request)
         return _Turn(
             request=request,
             match=match,
             engine_headers={**passed_on, SESSION_HEADER: match.key, "Content-Type": "application/json"},
             started_s=now_s,
-            keep=self._retention.keep(request.turn, readback=readback),
+            keep=self._retention.keep(request.turn, readback=barred is None),
+            barred=barred,
             alone=None if can_disaggregate(request.body) else Reason.UNSUPPORTED,
         )
+
+    def _barred(self, request: TurnRequest) -> Reason | None:
+        """Why nothing of this turn may be reused."""
+        if not (self._settings.readback and request.readback):
+            return Reason.READBACK_OFF
+        return Reason.UNSUPPORTED if names_media(request.body) else None
 
     async def _attempts(self, turn: _Turn, reply: Reply) -> None:
         """Try until an engine pair answers; every failed attempt leaves one engine or one option less."""
@@ -155,7 +170,7 @@ class TurnService:
             return plan_route(
                 turn.match,
                 [*self._engines.snapshots(Role.PREFILL), *self._engines.snapshots(Role.DECODE)],
-                readback=self._settings.readback and turn.request.readback,
+                barred=turn.barred,
                 alone=turn.alone,
                 prefill_required=not self._settings.prefill_fallback,
                 excluded=turn.excluded,

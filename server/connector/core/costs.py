@@ -14,6 +14,11 @@ from typing import Final
 HALF_LIFE_S: Final = 120.0
 ENOUGH: Final = 4.0
 """Observations, faded ones counting for less, from which on a line is believed."""
+MOST: Final = 16.0
+"""Observations that count at most, so that a line that went wrong is forgotten within two half-lives."""
+_ENGINES: Final = 64
+_OUTLIER: Final = 4.0
+_LEAST_S: Final = 1e-3
 _SPREAD: Final = 0.1
 """Standard deviation of the tokens over their mean below which a slope cannot be told from noise."""
 
@@ -30,8 +35,12 @@ class CostLine:
     at_s: float = 0.0
 
     def observe(self, tokens: int, seconds: float, now_s: float) -> None:
-        """It took `seconds` for `tokens`."""
-        fade = self._fade(now_s)
+        """It took `seconds` for `tokens`. One that took far longer than the line says counts as rather longer."""
+        if self.known(now_s):
+            fixed, slope = self.fixed_and_slope()
+            seconds = min(seconds, _OUTLIER * max(fixed + slope * tokens, _LEAST_S))
+        # Neither does much that is old outweigh what is new.
+        fade = self._fade(now_s) * min(1.0, MOST / self.weight if self.weight else 1.0)
         self.at_s = max(self.at_s, now_s)
         self.weight = self.weight * fade + 1
         self.tokens = self.tokens * fade + tokens
@@ -63,30 +72,38 @@ class CostLine:
 
 
 class CostModel:
-    """One prefill engine's own speed, and the cost of a pull from each decode engine."""
+    """One prefill engine's own speed, and the cost of a pull from each decode engine, told apart by its index's epoch."""
 
     def __init__(self) -> None:
         """Know nothing yet."""
         self._recompute = CostLine()
+        # Least recently pulled from first.
         self._pulls: dict[str, CostLine] = {}
 
     def computed(self, tokens: int, seconds: float, *, now_s: float) -> None:
         """Prefill computed `tokens` of a prompt in `seconds`, in the company that it had."""
         self._recompute.observe(tokens, seconds, now_s)
 
-    def pulled(self, source: str, tokens: int, seconds: float, *, now_s: float) -> None:
-        """A pull of `tokens` from `source` took `seconds` until it was confirmed."""
-        for known in [name for name, line in self._pulls.items() if not line.known(now_s)]:
-            if known != source and now_s - self._pulls[known].at_s > 10 * HALF_LIFE_S:
-                del self._pulls[known]
-        self._pulls.setdefault(source, CostLine()).observe(tokens, seconds, now_s)
+    def pulled(self, epoch: str, tokens: int, seconds: float, *, now_s: float) -> None:
+        """A pull of `tokens` took `seconds` until its verdict, good or bad.
 
-    def smallest_gain(self, source: str, *, now_s: float) -> float | None:
+        The first one from an engine contains the handshake and says nothing about the next.
+        """
+        line = self._pulls.pop(epoch, None)
+        if line is None:
+            line = CostLine()
+        else:
+            line.observe(tokens, seconds, now_s)
+        self._pulls[epoch] = line
+        if len(self._pulls) > _ENGINES:
+            del self._pulls[next(iter(self._pulls))]
+
+    def smallest_gain(self, epoch: str, *, now_s: float) -> float | None:
         """Tokens from which on a pull is faster than computing them; infinite if it never is, None while unknown.
 
         A prompt computes at least one token whatever is pulled, so only the slope of computing is saved.
         """
-        pull = self._pulls.get(source)
+        pull = self._pulls.get(epoch)
         if pull is None or not pull.known(now_s) or not self._recompute.known(now_s):
             return None
         fixed, per_token = pull.fixed_and_slope()

@@ -9,11 +9,11 @@ Not thread-safe; the caller holds one lock around every call. Times are seconds 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bidikv_server.connector.core.deadlines import Deadlines
+from bidikv_server.connector.core.memory import Turn, TurnMemory
 from bidikv_server.reasons import Reason
 
 if TYPE_CHECKING:
@@ -41,15 +41,8 @@ class Match:
 class _Entry:
     block_id: int
     expires_at_s: float
-    # The deadline that will look at this entry; an older turn's deadline leaves it alone.
+    # The list of deadlines that will look at this entry. Any other list leaves it alone.
     deadline: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    digests: tuple[bytes, ...]
-    tokens: bytes
-    ttl_s: float
 
 
 class RetentionIndex:
@@ -60,14 +53,12 @@ class RetentionIndex:
         self._generations = [0] * num_blocks
         self._entries: dict[bytes, _Entry] = {}
         self._digests_of: dict[int, set[bytes]] = {}
-        # Last retained turn of each conversation, and digests that were lost: only to say why a lookup missed.
-        self._turns: OrderedDict[str, _Turn] = OrderedDict()
-        self._lost: OrderedDict[bytes, Reason] = OrderedDict()
-        self._memory_limit = 4 * num_blocks
-        self._turn_blocks = 0
-        self._users: Counter[bytes] = Counter()
-        self._losses: Counter[str] = Counter()
+        # Who retained what is held, both ways round: so that a conversation can be released.
+        self._holders: dict[bytes, set[str]] = {}
+        self._held_by: dict[str, dict[bytes, None]] = {}
         self._deadlines = Deadlines()
+        self._listed_limit = 8 * num_blocks
+        self._memory = TurnMemory(4 * num_blocks)
 
     def __len__(self) -> int:
         """Digests held."""
@@ -76,7 +67,7 @@ class RetentionIndex:
     def __repr__(self) -> str:
         return (
             f"<RetentionIndex digests={len(self._entries)} blocks={len(self._digests_of)} "
-            f"conversations={len(self._turns)} lost={len(self._lost)}>"
+            f"holders={len(self._held_by)} {self._memory!r}>"
         )
 
     def retain(
@@ -88,7 +79,7 @@ class RetentionIndex:
         now_s: float,
         ttl_s: float,
         tokens: bytes = b"",
-        supersede: bool = True,
+        complete: bool = True,
         keep: Container[int] = (),
     ) -> None:
         """Record a finished turn: `block_ids[i]` holds the block that `digests[i]` names.
@@ -102,24 +93,30 @@ class RetentionIndex:
             now_s: The caller's clock.
             ttl_s: How long.
             tokens: The blocks' packed tokens, to say where a later prompt diverges; may be empty.
-            supersede: Whether later prompts of the conversation are explained by this turn instead of the one before.
+            complete: Whether the turn certainly ended well. One that may not have explains later prompts of its
+                conversation only where no complete one does.
             keep: Blocks whose digests do not move to a newer block.
         """
-        deadline = self._deadlines.add(now_s + ttl_s, tuple(digests))
+        expires_at_s = now_s + ttl_s
+        # What is held already has a deadline, which will find out that it was put off.
+        deadline = self._deadlines.add(expires_at_s, tuple(d for d in digests if d not in self._entries))
         for digest, block_id in zip(digests, block_ids, strict=True):
             held = self._entries.get(digest)
-            expires_at_s = now_s + ttl_s
-            if held is not None:
-                expires_at_s = held.expires_at_s = max(held.expires_at_s, expires_at_s)
-                if held.block_id in keep:
-                    continue
-                self._unlink(digest, held)
-            self._entries[digest] = _Entry(block_id, expires_at_s, deadline)
-            self._digests_of.setdefault(block_id, set()).add(digest)
-            self._lost.pop(digest, None)
-        if supersede:
-            self._remember_turn(conversation, _Turn(tuple(digests), tokens, ttl_s))
-        if len(self._deadlines) > 2 * (self._memory_limit + len(self._entries)):
+            if held is None:
+                self._entries[digest] = _Entry(block_id, expires_at_s, deadline)
+                self._digests_of.setdefault(block_id, set()).add(digest)
+                self._memory.found(digest)
+            else:
+                held.expires_at_s = max(held.expires_at_s, expires_at_s)
+                if held.block_id != block_id and held.block_id not in keep:
+                    self._unlink(digest, held)
+                    held.block_id = block_id
+                    self._digests_of.setdefault(block_id, set()).add(digest)
+            self._holders.setdefault(digest, set()).add(conversation)
+        if digests:
+            self._held_by.setdefault(conversation, {}).update(dict.fromkeys(digests))
+        self._memory.remember(conversation, Turn(tuple(digests), tokens, ttl_s, complete))
+        if len(self._deadlines) > self._listed_limit + 2 * len(self._entries):
             self._deadlines.compact(self._watches)
 
     def renew(self, conversation: str, *, now_s: float, ttl_s: float | None = None) -> bool:
@@ -127,7 +124,7 @@ class RetentionIndex:
 
         Returns whether there was anything to keep. Never makes an expiry earlier.
         """
-        turn = self._turns.get(conversation)
+        turn = self._memory.get(conversation)
         if turn is None:
             return False
         expires_at_s = now_s + (turn.ttl_s if ttl_s is None else ttl_s)
@@ -138,26 +135,25 @@ class RetentionIndex:
             entry.expires_at_s = max(entry.expires_at_s, expires_at_s)
         return bool(held)
 
+    def release(self, conversation: str) -> bool:
+        """The conversation has ended: drop what it retained and no other did. Returns whether it was known."""
+        known = self._memory.forget(conversation)
+        for digest in self._held_by.pop(conversation, {}):
+            known = True
+            self._holders[digest].discard(conversation)
+            if not self._holders[digest]:
+                self._drop(digest, Reason.RELEASED)
+        return known
+
     def reused(self, block_id: int) -> None:
         """Decode's pool handed this block out: nothing read from it after this moment may be believed."""
         self._generations[block_id] += 1
-        for digest in self._digests_of.pop(block_id, set()):
-            del self._entries[digest]
-            self._remember_loss(digest, Reason.EVICTED)
-
-    def release(self, conversation: str) -> bool:
-        """The conversation has ended: drop what no other remembered turn is made of. Whether it was known."""
-        known = conversation in self._turns
-        for digest in self._forget_turn(conversation):
-            entry = self._entries.get(digest)
-            if entry is not None and not self._users[digest]:
-                self._drop(digest, entry, Reason.RELEASED)
-        return known
+        for digest in tuple(self._digests_of.get(block_id, ())):
+            self._drop(digest, Reason.EVICTED)
 
     def take_losses(self) -> dict[str, int]:
         """Digests lost since the last call, by cause."""
-        losses, self._losses = self._losses, Counter()
-        return dict(losses)
+        return self._memory.take_losses()
 
     def lookup(self, conversation: str, digests: Sequence[bytes], *, now_s: float) -> Match:
         """Find the longest prefix of `digests` that is held, in order and unexpired. Drops what has expired.
@@ -170,15 +166,15 @@ class RetentionIndex:
             if entry is None:
                 break
             if entry.expires_at_s <= now_s:
-                self._drop(digest, entry, Reason.EXPIRED)
+                self._drop(digest, Reason.EXPIRED)
                 break
             block_ids.append(entry.block_id)
         if block_ids:
             self.renew(conversation, now_s=now_s)
         generations = tuple(self._generations[block_id] for block_id in block_ids)
-        reason = self._explain(conversation, digests, len(block_ids))
-        retained = self._retained_block(conversation, len(block_ids)) if reason is Reason.DIVERGED else b""
-        return Match(tuple(block_ids), generations, reason, retained)
+        return Match(
+            tuple(block_ids), generations, *self._memory.explain(conversation, digests, len(block_ids))
+        )
 
     def valid(self, block_ids: Sequence[int], generations: Sequence[int]) -> bool:
         """Whether none of these blocks was handed out since the lookup that returned these generations."""
@@ -198,84 +194,48 @@ class RetentionIndex:
             watched = [digest for digest in digests if self._watches(number, digest)]
             later = tuple(digest for digest in watched if self._entries[digest].expires_at_s > now_s)
             for digest in set(watched).difference(later):
-                self._drop(digest, self._entries[digest], Reason.EXPIRED)
+                self._drop(digest, Reason.EXPIRED)
             at_s = min((self._entries[digest].expires_at_s for digest in later), default=now_s)
             self._deadlines.add(at_s, later, number=number)
         return looked
+
+    def check_integrity(self) -> None:
+        """Recompute everything that is kept twice.
+
+        Raises:
+            RuntimeError: Two views disagree, or an entry would never expire.
+        """
+        reverse: dict[int, set[bytes]] = {}
+        for digest, entry in self._entries.items():
+            reverse.setdefault(entry.block_id, set()).add(digest)
+        if reverse != self._digests_of:
+            raise RuntimeError(f"entries and blocks disagree: {self!r}")
+        held = {(digest, name) for name, digests in self._held_by.items() for digest in digests}
+        if held != {(digest, name) for digest, names in self._holders.items() for name in names}:
+            raise RuntimeError(f"holders and what they hold disagree: {self!r}")
+        if self._holders.keys() != self._entries.keys() or not all(self._held_by.values()):
+            raise RuntimeError(f"a digest without a holder, or a holder without a digest: {self!r}")
+        watched = set(self._deadlines)
+        if any((entry.deadline, digest) not in watched for digest, entry in self._entries.items()):
+            raise RuntimeError(f"an entry would never expire: {self!r}")
+        self._memory.check_integrity()
 
     def _watches(self, deadline: int, digest: bytes) -> bool:
         """Whether it is this deadline that ends a digest's entry."""
         entry = self._entries.get(digest)
         return entry is not None and entry.deadline == deadline
 
-    def check_integrity(self) -> None:
-        """Recompute the reverse map.
-
-        Raises:
-            RuntimeError: The two maps disagree.
-        """
-        reverse: dict[int, set[bytes]] = {}
-        for digest, entry in self._entries.items():
-            reverse.setdefault(entry.block_id, set()).add(digest)
-        if reverse != self._digests_of:
-            raise RuntimeError(f"retention index is inconsistent: {self!r}")
-        users = Counter(digest for turn in self._turns.values() for digest in turn.digests)
-        if users != self._users or self._turn_blocks != sum(
-            len(turn.digests) for turn in self._turns.values()
-        ):
-            raise RuntimeError(f"turn memory is miscounted: {self!r}")
-        watched = set(self._deadlines)
-        if any((entry.deadline, digest) not in watched for digest, entry in self._entries.items()):
-            raise RuntimeError(f"an entry would never expire: {self!r}")
-
-    def _explain(self, conversation: str, digests: Sequence[bytes], matched: int) -> Reason:
-        if matched == len(digests):
-            return Reason.HIT
-        lost = self._lost.get(digests[matched])
-        if lost is not None:
-            return lost
-        turn = self._turns.get(conversation)
-        if turn is None:
-            return Reason.HIT if matched else Reason.NOT_RETAINED
-        return Reason.HIT if matched >= len(turn.digests) and matched else Reason.DIVERGED
-
-    def _retained_block(self, conversation: str, block: int) -> bytes:
-        """Packed tokens of one block of a conversation's last turn."""
-        turn = self._turns[conversation]
-        size = len(turn.tokens) // len(turn.digests) if turn.digests else 0
-        return turn.tokens[block * size : (block + 1) * size]
-
-    def _drop(self, digest: bytes, entry: _Entry, reason: Reason) -> None:
-        del self._entries[digest]
-        self._unlink(digest, entry)
-        self._remember_loss(digest, reason)
+    def _drop(self, digest: bytes, reason: Reason) -> None:
+        self._unlink(digest, self._entries.pop(digest))
+        for conversation in self._holders.pop(digest):
+            held_by = self._held_by[conversation]
+            del held_by[digest]
+            if not held_by:
+                del self._held_by[conversation]
+        self._memory.lost(digest, reason)
 
     def _unlink(self, digest: bytes, entry: _Entry) -> None:
         digests = self._digests_of[entry.block_id]
         digests.discard(digest)
         if not digests:
             del self._digests_of[entry.block_id]
-
-    def _remember_loss(self, digest: bytes, reason: Reason) -> None:
-        self._losses[reason] += 1
-        self._lost[digest] = reason
-        if len(self._lost) > self._memory_limit:
-            self._lost.popitem(last=False)
-
-    def _remember_turn(self, conversation: str, turn: _Turn) -> None:
-        self._forget_turn(conversation)
-        self._turns[conversation] = turn
-        self._turn_blocks += len(turn.digests)
-        self._users.update(turn.digests)
-        while self._turn_blocks > self._memory_limit and len(self._turns) > 1:
-            self._forget_turn(next(iter(self._turns)))
-
-    def _forget_turn(self, conversation: str) -> tuple[bytes, ...]:
-        turn = self._turns.pop(conversation, None)
-        digests = turn.digests if turn is not None else ()
-        self._turn_blocks -= len(digests)
-        for digest in digests:
-            self._users[digest] -= 1
-            if not self._users[digest]:
-                del self._users[digest]
-        return digests

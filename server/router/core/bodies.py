@@ -98,6 +98,19 @@ def can_disaggregate(body: Mapping[str, Any]) -> bool:
     return not _is_batch(body.get("prompt"))
 
 
+def names_media(body: Mapping[str, Any]) -> bool:
+    """Whether the client gives a media item a name of its own (vLLM's `uuid`).
+
+    Engines then take the name for the content, and nothing proves that it stands for the same content twice.
+    """
+    messages = body.get("messages")
+    contents = (
+        [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    )
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, dict) and part.get("uuid") is not None for part in parts)
+
+
 def _count(value: Any) -> int:
     return value if isinstance(value, int) else 1
 

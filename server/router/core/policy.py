@@ -86,7 +86,7 @@ def plan_route(
     match: Match,
     engines: Sequence[EngineSnapshot],
     *,
-    readback: bool,
+    barred: Reason | None = None,
     alone: Reason | None = None,
     prefill_required: bool = False,
     excluded: Excluded | None = None,
@@ -96,7 +96,7 @@ def plan_route(
     Args:
         match: The request's place among the known turns.
         engines: All engines.
-        readback: This request may read back.
+        barred: Why this request may read nothing back; None lets prefill look.
         alone: Why decode must do without prefill; None hands the prompt to prefill.
         prefill_required: Fail rather than run on decode alone when no prefill engine is up.
         excluded: Engines to leave out.
@@ -112,8 +112,8 @@ def plan_route(
     if not prefill and prefill_required:
         raise NoHealthyEngine(Role.PREFILL)
     if not prefill:
-        return RoutePlan(decode, None, (), Reason.NO_PREFILL if readback else Reason.READBACK_OFF)
-    sources, reason = _sources(match, engines, readback=readback)
+        return RoutePlan(decode, None, (), barred or Reason.NO_PREFILL)
+    sources, reason = _sources(match, engines, barred)
     return RoutePlan(decode, _least_loaded(prefill), sources, reason)
 
 
@@ -143,10 +143,10 @@ def _least_loaded(engines: Sequence[EngineSnapshot], prefer: EngineUrl | None = 
 
 
 def _sources(
-    match: Match, engines: Sequence[EngineSnapshot], *, readback: bool
+    match: Match, engines: Sequence[EngineSnapshot], barred: Reason | None
 ) -> tuple[tuple[str, ...], Reason | None]:
-    if not readback:
-        return (), Reason.READBACK_OFF
+    if barred is not None:
+        return (), barred
     if match.source is None:
         return (), Reason.NEW_CONVERSATION
     return _indexes_of(match.source.holder, engines)

@@ -88,7 +88,9 @@ def test_engine_print_shows_the_command_with_what_follows_the_dashes(model):
 def test_engines_take_how_much_is_reused(model):
     """Each role has the options that concern it, and a wrong one is named."""
     shown = run("engine", "prefill", "--model", str(model), "--recompute-threshold", "auto", "--print").output
-    assert '"kv_recompute_threshold": "auto"' in shown
+    assert '"learn_threshold": true' in shown
+    # A number all the same: vLLM's own connector reads it first.
+    assert '"kv_recompute_threshold": 64' in shown
     options = ("--retention-ttl", "30", "--protected-share", "0.5")
     shown = run("engine", "decode", "--model", str(model), *options, "--print").output
     assert '"decoder_kv_blocks_ttl": 30.0' in shown

@@ -142,6 +142,7 @@ def test_another_start_of_the_engine_confirms_nothing(decode, pool):
         params(v=2),
         params(conversation=""),
         params(conversation=7),
+        params(conversation="c" * 257),
         params(salt=None),
         params(retain_s="ever"),
         params(retain_s=0),

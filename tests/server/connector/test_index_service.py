@@ -106,6 +106,15 @@ def test_a_new_turn_outdates_what_a_peer_asked_for():
     assert index.take_changes() == {}
 
 
+def test_a_turn_that_may_have_been_given_up_outdates_nothing():
+    """What a peer asked for still reaches the engine's thread."""
+    index = IndexService("identity", CONNECTION, 64)
+    index.retain("c", CHAIN, range(8), ttl_s=10.0)
+    ask(index, messages.Release(messages.VERSION, "c"))
+    index.retain("c", CHAIN, range(8), ttl_s=10.0, complete=False)
+    assert index.take_changes() == {"c": None}
+
+
 def test_sweeping_forgets_what_nobody_asks_for(clock):
     """Expired digests are dropped without a lookup, and not more often than twice a second."""
     index = IndexService("identity", CONNECTION, 64)

@@ -1,5 +1,8 @@
 """Side-channel messages survive the wire, and nothing else is believed."""
 
+import tracemalloc
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,3 +47,23 @@ def test_digests_split_only_at_whole_digests():
     assert messages.split_digests(b"a" * 64) == [b"a" * 32, b"a" * 32]
     assert messages.split_digests(b"") == []
     assert messages.split_digests(b"a" * 33) is None
+
+
+@pytest.mark.parametrize("tail", [b"\x91" * 5000, b"\xdd\x00\x00\xff\xff" * 9])
+def test_what_is_nested_too_deeply_is_unreadable(tail):
+    """An honest message with anything behind it, also where its reader is the engine's own thread."""
+    honest = bytearray(messages.encode(messages.Verdict(messages.VERSION, valid=True)))
+    honest[0] += 1  # One more element.
+    assert messages.decode(bytes(honest) + tail) is None
+    assert messages.version_of(bytes(honest) + tail) in {None, messages.VERSION}
+
+
+def test_the_version_of_a_message_is_read_without_the_rest():
+    """A peer's message of eight megabytes of empty lists does not become eight million lists."""
+    data = b"\xdd" + (7_000_000).to_bytes(4, "big") + b"\xa1x\x09" + b"\x90" * 6_999_998
+    tracemalloc.start()
+    try:
+        assert messages.version_of(data) == 9
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

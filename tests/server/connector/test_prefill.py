@@ -400,11 +400,11 @@ def play(prefill, address, monkeypatch, *, tokens, pull_s, compute_s):
 def test_auto_learns_when_a_pull_is_slower(index, monkeypatch):
     """After enough turns a pull that takes longer than computing is not made any more, and a cheap one still is."""
     address = index(holding(8))
-    for pull_s, expected in ((10.0, 0), (0.001, 128)):
-        config = ConnectorConfig(role="prefill", kv_recompute_threshold="auto")
+    for pull_s, expected in ((1.0, 0), (0.001, 128)):
+        config = ConnectorConfig(role="prefill", learn_threshold=True)
         prefill = PrefillReadback(config, "identity", BLOCK, Recorder(), supported=True)
         try:
-            sizes = (200, 400, 800, 1600, 300, 600)
+            sizes = (200, 400, 800, 1600, 300, 600, 500, 700)
             offers = [
                 play(prefill, address, monkeypatch, tokens=n, pull_s=pull_s, compute_s=0.001) for n in sizes
             ]

@@ -57,6 +57,7 @@ def test_only_content_hashes_of_media_are_believed(content, believed):
     request = SimpleNamespace(
         prompt_token_ids=[1],
         prompt_embeds=None,
+        lora_request=None,
         mm_features=[SimpleNamespace(identifier=content, mm_position=place)],
         resumable=False,
         pooling_params=None,

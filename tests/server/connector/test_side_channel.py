@@ -203,3 +203,17 @@ def test_a_time_out_does_not_cost_others_their_answer(client):
         assert second.result(10) == b"second"
     finally:
         server.close()
+
+
+def test_a_tidying_that_fails_costs_no_answer(client, caplog):
+    """What the server does between messages may fail; it is told, and messages are answered."""
+
+    def idle():
+        raise RuntimeError("untidy")
+
+    server = Server(free_address(), lambda data: data, idle=idle)
+    try:
+        assert client.submit(server.address, b"x", timeout_s=10).result() == b"x"
+    finally:
+        server.close()
+    assert "tidied" in caplog.text

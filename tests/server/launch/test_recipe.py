@@ -47,6 +47,7 @@ def test_names_the_connector_and_the_role(role, kv_role):
             "index_host": "127.0.0.1",
             "index_port": 6900,
             "protected_share": 0.25,
+            "learn_threshold": False,
         },
         "decoder_kv_blocks_ttl": 480,
         "kv_recompute_threshold": 64,
@@ -63,8 +64,8 @@ def test_how_much_is_reused_reaches_the_connector():
     """Time, threshold and budget are the engine's own settings."""
     spec = replace(SPEC, reuse=ReuseSettings(7.5, "auto", 0.5))
     config = ConnectorConfig.parse(connector_config(spec)["kv_connector_extra_config"])
-    assert (config.decoder_kv_blocks_ttl, config.kv_recompute_threshold) == (7.5, "auto")
-    assert config.protected_share == 0.5
+    assert (config.decoder_kv_blocks_ttl, config.kv_recompute_threshold) == (7.5, 64)
+    assert (config.learn_threshold, config.protected_share) == (True, 0.5)
 
 
 def test_stock_mode_turns_readback_off():

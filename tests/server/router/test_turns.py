@@ -46,10 +46,10 @@ async def test_conversation_without_a_name(start):
 
 
 async def test_ill_formed_session_is_none(start):
-    """A session id that other gateways would not let through counts as none."""
+    """A session id that cannot be a name counts as none."""
     cluster = await start()
-    await cluster.chat("hi", headers={"X-Session-ID": "short"})
-    answer = await cluster.chat("completely different", headers={"X-Session-ID": "short"})
+    await cluster.chat("hi", headers={"X-Session-ID": "two words"})
+    answer = await cluster.chat("completely different", headers={"X-Session-ID": "two words"})
     assert reuse(answer).reason == "new_conversation"
 
 
@@ -394,3 +394,17 @@ async def test_disconnect_aborts_decode(start):
     await eventually(lambda: cluster.decode[0].aborted == 1)
     await eventually(lambda: cluster.app.engines.snapshots(Role.DECODE)[0].in_flight == 0)
     assert len(cluster.app.table) == 0
+
+
+async def test_media_that_the_client_names_are_not_reused(start):
+    """Engines would take the name for the content: nothing is read back and nothing kept, and the turn is served."""
+    cluster = await start()
+    parts = [
+        {"type": "image_url", "image_url": {"url": "data:,"}, "uuid": "mine"},
+        {"type": "text", "text": "hi"},
+    ]
+    await cluster.chat(parts, headers=SESSION)
+    answer = await cluster.chat(parts, "Hello", "more", headers=SESSION)
+    assert reuse(answer).reason == "unsupported"
+    assert cluster.prefill[0].prefilled[1].ours["sources"] == []
+    assert cluster.decode[0].answered[1].ours["retain_s"] == 0

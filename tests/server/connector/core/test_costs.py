@@ -36,6 +36,7 @@ def test_no_observation_gives_a_negative_cost(observed):
 
 def learnt(*, fixed, per_token, rate, now_s=0.0):
     model = CostModel()
+    model.pulled("d", 1, 1e6, now_s=now_s)  # The handshake's; it does not count.
     for tokens in (256, 1024, 4096, 512, 2048):
         model.pulled("d", tokens, fixed + per_token * tokens, now_s=now_s)
         model.computed(tokens, 0.01 + tokens / rate, now_s=now_s)
@@ -56,6 +57,7 @@ def test_a_slow_link_is_never_worth_it():
 def test_nothing_is_decided_before_enough_is_known():
     """A pair of engines is judged by its own pulls, and not by fewer than it takes."""
     model = CostModel()
+    model.pulled("d", 100, 0.1, now_s=0.0)
     for count in range(int(ENOUGH) - 1):
         model.pulled("d", 100 * (count + 1), 0.1, now_s=0.0)
         model.computed(100 * (count + 1), 0.1, now_s=0.0)
@@ -78,9 +80,37 @@ def test_what_was_learnt_is_forgotten():
     assert model.smallest_gain("d", now_s=6 * HALF_LIFE_S) < 500
 
 
+def test_one_slow_pull_does_not_stop_pulling():
+    """A stall is no link: it counts as rather slow, and others soon outweigh it."""
+    model = learnt(fixed=0.01, per_token=1e-5, rate=10_000)
+    model.pulled("d", 1024, 19.0, now_s=1.0)
+    for count in range(8):
+        model.pulled("d", 512 * (count + 1), 0.01 + 1e-5 * 512 * (count + 1), now_s=2.0)
+        model.computed(512 * (count + 1), 512 * (count + 1) / 10_000, now_s=2.0)
+    assert model.smallest_gain("d", now_s=2.0) < 1000
+
+
+def test_pulls_that_go_wrong_are_given_up():
+    """A pair whose reads run into their bound is not waited for in every turn."""
+    model = learnt(fixed=0.01, per_token=1e-5, rate=10_000)
+    for count in range(12):
+        model.pulled("d", 1024, 20.0, now_s=float(count))
+        model.computed(1024 + count, 0.1, now_s=float(count))
+    assert model.smallest_gain("d", now_s=12.0) > 4096
+
+
+def test_a_wrong_line_is_forgotten_soon():
+    """However many observations it stands on."""
+    line = CostLine()
+    for count in range(10_000):
+        line.observe(1000 + count % 7, 5.0, 0.0)
+    assert line.known(0.0)
+    assert not line.known(2.1 * HALF_LIFE_S)
+
+
 def test_engines_that_are_gone_are_forgotten():
-    """Addresses of restarted engines do not pile up."""
+    """Epochs of restarted engines do not pile up."""
     model = CostModel()
-    for number in range(50):
-        model.pulled(f"d{number}", 100, 0.1, now_s=number * HALF_LIFE_S)
-    assert len(model._pulls) <= 12
+    for number in range(500):
+        model.pulled(f"d{number}", 100, 0.1, now_s=float(number))
+    assert len(model._pulls) == 64

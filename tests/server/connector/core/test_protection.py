@@ -120,3 +120,38 @@ class Protection(RuleBasedStateMachine):
 
 Protection.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestProtection = Protection.TestCase
+
+
+def test_losing_a_long_prefix_costs_as_much_as_it_is_long():
+    """The pool hands protected blocks out from a prefix's end, one by one, while a request waits for them."""
+    blocks = tuple(range(50_000))
+    protected = protecting(len(blocks), Holding("c", blocks, 0.0, 100.0, 10))
+    for block_id in reversed(blocks):
+        protected.lost(block_id)
+    assert len(protected) == 0
+    protected.check_integrity()
+
+
+def test_what_was_lost_does_not_come_back():
+    """A holding that is shortened for another one's sake regains nothing that the pool took before."""
+    protected = protecting(6, Holding("old", (1, 2, 3, 4), 0.0, 100.0, 10))
+    protected.lost(3)
+    protected.admit(Holding("new", (11, 12, 13, 14, 15), 50.0, 150.0, 10_000), now_s=50.0)
+    assert {block_id for block_id in (1, 2, 3, 4) if block_id in protected} <= {1}
+    assert all(block_id in protected for block_id in (11, 12, 13, 14, 15))
+    protected.check_integrity()
+
+
+def test_renewing_keeps_what_is_left():
+    """Until the later of the two times."""
+    protected = protecting(6, Holding("c", (1, 2, 3), 0.0, 10.0, 10))
+    protected.lost(3)
+    protected.renew("c", 5.0, now_s=2.0)
+    protected.expire(9.0)
+    assert [block_id in protected for block_id in (1, 2, 3)] == [True, True, False]
+    protected.renew("c", 30.0, now_s=9.0)
+    protected.expire(29.0)
+    assert len(protected) == 2
+    protected.expire(30.0)
+    assert len(protected) == 0
+    protected.renew("c", 99.0, now_s=31.0)

@@ -102,8 +102,8 @@ def test_memory_of_losses_is_bounded():
         retained(index, f"c{turn}", [turn, turn + 1000], [turn % 4, (turn + 1) % 4])
         index.reused(turn % 4)
         index.reused((turn + 1) % 4)
-    assert len(index._lost) <= 16
-    assert index._turn_blocks <= 16
+    assert len(index._memory._lost) <= 16
+    assert index._memory._digests <= 16
     index.check_integrity()
 
 
@@ -195,11 +195,35 @@ def test_the_memory_of_deadlines_is_bounded():
 def test_a_turn_that_may_have_been_given_up_explains_nothing():
     """It is found like any other, but a later prompt is compared with the turn before."""
     index = retained(RetentionIndex(9), "c", [1, 2], [1, 2])
-    index.retain("c", chain(1, 7), [3, 4], now_s=0.0, ttl_s=TTL, supersede=False)
+    index.retain("c", chain(1, 7), [3, 4], now_s=0.0, ttl_s=TTL, complete=False)
     assert index.lookup("c", chain(1, 7, 8), now_s=1.0).block_ids == (3, 4)
     assert index.lookup("c", chain(1, 2, 8), now_s=1.0).reason is Reason.HIT
     index.release("c")
     assert index.lookup("c", chain(1, 7), now_s=1.0).reason is Reason.RELEASED
+    assert len(index) == 0
+
+
+def test_a_conversation_of_turns_that_may_have_been_given_up():
+    """Where every turn ends by a stop string, the last one explains, is renewed and is released like any other."""
+    index = RetentionIndex(9)
+    for ids, blocks in (([1, 2], [1, 2]), ([1, 2, 3], [1, 2, 3])):
+        index.retain("c", chain(*ids), blocks, now_s=0.0, ttl_s=10.0, complete=False)
+    assert index.lookup("c", chain(1, 2, 9), now_s=1.0).reason is Reason.DIVERGED
+    assert index.renew("c", now_s=9.0, ttl_s=10.0)
+    assert len(index.lookup("other", chain(1, 2, 3), now_s=18.0).block_ids) == 3
+    assert index.release("c")
+    assert len(index) == 0
+    assert not index.release("c")
+
+
+def test_release_reaches_every_branch():
+    """An edited history leaves blocks that the conversation's last turn is not made of."""
+    index = retained(RetentionIndex(9), "c", [1, 2, 3], [1, 2, 3])
+    retained(index, "c", [1, 9], [1, 4])
+    retained(index, "other", [1], [1])
+    index.release("c")
+    assert index.lookup("c", chain(1, 2), now_s=1.0).block_ids == (1,)
+    assert index.take_losses() == {"released": 3}
 
 
 class Retention(RuleBasedStateMachine):
@@ -228,6 +252,17 @@ class Retention(RuleBasedStateMachine):
                 self.hand_out(block)
                 self.content[block] = name
         self.index.retain(f"c{ids[0]}", names, blocks, now_s=self.now_s, ttl_s=ttl_s)
+
+    @rule(ids=st.lists(st.integers(0, 2), min_size=1, max_size=5), keep=st.integers(0, NUM_BLOCKS - 1))
+    def end_a_turn_perhaps(self, ids, keep):
+        """A turn whose blocks were all handed out for it, and that may have been given up."""
+        names = chain(*ids)
+        for block, name in enumerate(names):
+            self.hand_out(block)
+            self.content[block] = name
+        self.index.retain(
+            f"c{ids[0]}", names, range(len(ids)), now_s=self.now_s, ttl_s=20.0, complete=False, keep={keep}
+        )
 
     @rule(block=st.integers(0, NUM_BLOCKS - 1))
     def hand_out(self, block):

@@ -5,7 +5,13 @@ import json
 
 import pytest
 
-from bidikv_server.router.core.bodies import can_disaggregate, decode_body, decode_params, prefill_body
+from bidikv_server.router.core.bodies import (
+    can_disaggregate,
+    decode_body,
+    decode_params,
+    names_media,
+    prefill_body,
+)
 from bidikv_server.router.core.policy import Keep
 from bidikv_server.router.core.requests import CHAT_PATH, COMPLETIONS_PATH, TurnRequest, read_request
 
@@ -123,3 +129,30 @@ def test_no_handle_no_params():
 def test_what_one_handle_can_carry(body, possible):
     """Several sequences, or log probabilities of the prompt, are not for two engines."""
     assert can_disaggregate(body) is possible
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("text", False),
+        ([{"type": "text", "text": "x"}], False),
+        ([{"type": "image_url", "image_url": {"url": "data:"}}], False),
+        ([{"type": "image_url", "image_url": {"url": "data:"}, "uuid": None}], False),
+        ([{"type": "text", "text": "x"}, {"type": "image_url", "image_url": None, "uuid": "mine"}], True),
+        ([{"type": "audio_url", "uuid": 7}], True),
+        ([["odd"], "odd", None], False),
+        (None, False),
+    ],
+)
+def test_media_that_the_client_names(content, named):
+    """A name is not a content; whatever else a body holds is no name."""
+    assert (
+        names_media({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": content}]})
+        is named
+    )
+
+
+@pytest.mark.parametrize("messages", [None, "text", [7, None, []]])
+def test_odd_messages_name_no_media(messages):
+    """Engines say what is wrong with them."""
+    assert not names_media({"messages": messages})

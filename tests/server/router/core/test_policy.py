@@ -50,9 +50,9 @@ def known(held=None):
 )
 def test_sources(match, engines, sources, reason):
     """Prefill is told where to ask, or the reason says why not."""
-    plan = plan_route(match, [prefill(), *engines], readback=True)
+    plan = plan_route(match, [prefill(), *engines])
     assert (plan.sources, plan.reason) == (sources, reason)
-    off = plan_route(match, [prefill(), *engines], readback=False)
+    off = plan_route(match, [prefill(), *engines], barred=Reason.READBACK_OFF)
     assert (off.sources, off.reason) == ((), Reason.READBACK_OFF)
 
 
@@ -68,14 +68,14 @@ def test_sources(match, engines, sources, reason):
 )
 def test_decode(match, engines, chosen):
     """A conversation stays where it is; anything else goes to the least loaded engine."""
-    assert plan_route(match, [prefill(), *engines], readback=True).decode.url == chosen
+    assert plan_route(match, [prefill(), *engines]).decode.url == chosen
 
 
 @pytest.mark.parametrize(("in_flight", "chosen"), [(0, "d"), (1, "e")])
 def test_fork_prefers_its_origin_among_equals(in_flight, chosen):
     """A fork does not crowd its origin's engine, and reads back from there wherever it runs."""
     fork = Match(ConversationKey("k"), Digest(b"x"), 2, ancestor=turn("d"))
-    plan = plan_route(fork, [prefill(), decode("e"), decode("d", in_flight=in_flight)], readback=True)
+    plan = plan_route(fork, [prefill(), decode("e"), decode("d", in_flight=in_flight)])
     assert plan.decode.url == chosen
     assert plan.sources == ("h:1", "h:2")
 
@@ -83,27 +83,27 @@ def test_fork_prefers_its_origin_among_equals(in_flight, chosen):
 def test_prefill():
     """The least loaded healthy prefill engine; one that failed this turn is left out."""
     engines = [prefill("p", in_flight=1), prefill("q"), prefill("r", healthy=False), decode()]
-    assert plan_route(NEW, engines, readback=True).prefill.url == "q"
+    assert plan_route(NEW, engines).prefill.url == "q"
     excluded = Excluded(prefill=frozenset({EngineUrl("q")}))
-    assert plan_route(NEW, engines, readback=True, excluded=excluded).prefill.url == "p"
+    assert plan_route(NEW, engines, excluded=excluded).prefill.url == "p"
 
 
 def test_without_prefill():
     """Decode does it alone, unless that is not wanted."""
-    assert plan_route(NEW, [decode()], readback=True).prefill is None
+    assert plan_route(NEW, [decode()]).prefill is None
     with pytest.raises(NoHealthyEngine, match="prefill"):
-        plan_route(NEW, [decode()], readback=True, prefill_required=True)
+        plan_route(NEW, [decode()], prefill_required=True)
 
 
 def test_without_decode():
     """Nothing runs without decode."""
     with pytest.raises(NoHealthyEngine, match="decode"):
-        plan_route(NEW, [prefill(), decode(healthy=False)], readback=True)
+        plan_route(NEW, [prefill(), decode(healthy=False)])
 
 
 def test_alone():
     """A request that cannot be handed over needs no prefill engine."""
-    plan = plan_route(known(), [decode()], readback=True, alone=Reason.UNSUPPORTED, prefill_required=True)
+    plan = plan_route(known(), [decode()], alone=Reason.UNSUPPORTED, prefill_required=True)
     assert (plan.prefill, plan.sources, plan.reason) == (None, (), Reason.UNSUPPORTED)
 
 

@@ -1,0 +1,105 @@
+"""What a retention index remembers only to say why a lookup missed: each conversation's last turn, and what was lost."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bidikv_server.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A conversation's last turn.
+
+    Attributes:
+        digests: One per whole block.
+        tokens: The blocks' packed tokens; may be empty.
+        ttl_s: How long it was retained for.
+        complete: Whether it certainly ended well.
+    """
+
+    digests: tuple[bytes, ...]
+    tokens: bytes
+    ttl_s: float
+    complete: bool
+
+
+class TurnMemory:
+    """Bounded: the conversations that spoke longest ago, and the digests lost longest ago, are forgotten first."""
+
+    def __init__(self, limit: int) -> None:
+        """Remember turns of at most `limit` digests together, and as many lost ones."""
+        self._limit = limit
+        self._turns: OrderedDict[str, Turn] = OrderedDict()
+        self._digests = 0
+        self._lost: OrderedDict[bytes, Reason] = OrderedDict()
+        self._losses: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<TurnMemory conversations={len(self._turns)} lost={len(self._lost)}>"
+
+    def get(self, conversation: str) -> Turn | None:
+        """A conversation's last turn."""
+        return self._turns.get(conversation)
+
+    def remember(self, conversation: str, turn: Turn) -> None:
+        """Note a conversation's last turn; one that may have been given up replaces none that ended well."""
+        last = self._turns.get(conversation)
+        if last is not None and last.complete and not turn.complete:
+            return
+        self.forget(conversation)
+        self._turns[conversation] = turn
+        self._digests += len(turn.digests)
+        while self._digests > self._limit and len(self._turns) > 1:
+            self.forget(next(iter(self._turns)))
+
+    def forget(self, conversation: str) -> bool:
+        """Drop a conversation's turn; whether there was one."""
+        turn = self._turns.pop(conversation, None)
+        self._digests -= len(turn.digests) if turn is not None else 0
+        return turn is not None
+
+    def lost(self, digest: bytes, reason: Reason) -> None:
+        """A digest can no longer be found."""
+        self._losses[reason] += 1
+        self._lost[digest] = reason
+        if len(self._lost) > self._limit:
+            self._lost.popitem(last=False)
+
+    def found(self, digest: bytes) -> None:
+        """A digest can be found again."""
+        self._lost.pop(digest, None)
+
+    def take_losses(self) -> dict[str, int]:
+        """Digests lost since the last call, by cause."""
+        losses, self._losses = self._losses, Counter()
+        return dict(losses)
+
+    def explain(self, conversation: str, digests: Sequence[bytes], matched: int) -> tuple[Reason, bytes]:
+        """Why a match of `matched` digests is no longer, and if the prompt diverged, what was retained at its end."""
+        if matched == len(digests):
+            return Reason.HIT, b""
+        lost = self._lost.get(digests[matched])
+        if lost is not None:
+            return lost, b""
+        turn = self._turns.get(conversation)
+        if turn is None:
+            return Reason.HIT if matched else Reason.NOT_RETAINED, b""
+        if matched >= len(turn.digests):
+            return Reason.HIT if matched else Reason.DIVERGED, b""
+        size = len(turn.tokens) // len(turn.digests)
+        return Reason.DIVERGED, turn.tokens[matched * size : (matched + 1) * size]
+
+    def check_integrity(self) -> None:
+        """Recount.
+
+        Raises:
+            RuntimeError: The count is off.
+        """
+        if self._digests != sum(len(turn.digests) for turn in self._turns.values()):
+            raise RuntimeError(f"turn memory is miscounted: {self!r}")
