@@ -41,10 +41,18 @@ def test_example_agents_run_their_turns_and_reuse(cluster, agent, capsys):
     assert all("hit" in line for line in lines[1:])
 
 
-def test_the_demos_conversation_is_identical_with_and_without_readback(cluster):
+@pytest.fixture
+def sources(tmp_path):
+    """A source tree that no commit changes: what the model says depends on it."""
+    for name in ("lighthouse", "harbour", "ships"):
+        (tmp_path / f"{name}.py").write_text(f'"""All about the {name}."""\n' + f"{name.upper()} = 1\n" * 20)
+    return tmp_path
+
+
+def test_the_demos_conversation_is_identical_with_and_without_readback(cluster, sources):
     """Tool calls, free text and follow-up questions through LangGraph give the same answers both ways."""
     workload = Workload(questions=2, turns_per_question=3, max_tokens=40)
-    stage = Stage(cluster.base_url, cluster.model_name, SourceTools(ROOT, max_chars=300), workload)
+    stage = Stage(cluster.base_url, cluster.model_name, SourceTools(sources, max_chars=300), workload)
     questions = ["Look around, then say what this is for.", *workload.follow_ups("def main() -> int:\n" * 40)]
     runs = [stage.play(questions, readback=readback, on_turn=lambda _: None) for readback in (True, False)]
     turns = pair(0, *runs)
