@@ -168,6 +168,17 @@ def layout_objection(kv_cache_config: KVCacheConfig) -> str | None:
     return None
 
 
+def attention_objection(vllm_config: VllmConfig, *, on_cpu: bool) -> str | None:
+    """Why KV that one step computed is of no use to another; None when it is.
+
+    vLLM 0.32's CPU kernels for latent attention compute something else when they decode than when they prefill, which
+    is why vLLM takes prefix caching and chunked prefill away from such engines.
+    """
+    if on_cpu and vllm_config.model_config.use_mla:
+        return "on CPU, latent attention (MLA) decodes with other results than it prefills"
+    return None
+
+
 def parallel_objection(vllm_config: VllmConfig) -> str | None:
     """Why this engine's blocks cannot be addressed one by one; None when they can."""
     parallel = vllm_config.parallel_config

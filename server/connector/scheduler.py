@@ -10,12 +10,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+from vllm.platforms import current_platform
 
 from bidikv_server.connector.config import ConnectorConfig, ConnectorConfigError
 from bidikv_server.connector.decode import DecodeRetention
 from bidikv_server.connector.metadata import BidiConnectorMetadata, ReadbackCheck, ReadbackOutcomes
 from bidikv_server.connector.prefill import PrefillReadback
 from bidikv_server.connector.requests import (
+    attention_objection,
     ended_well,
     engine_identity,
     fence_objection,
@@ -59,7 +61,11 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
             raise ConnectorConfigError(
                 'kv_load_failure_policy: set it to "recompute" on prefill; "fail" makes an error of every lost reuse'
             )
-        objection = layout_objection(kv_cache_config) or parallel_objection(vllm_config)
+        objection = (
+            layout_objection(kv_cache_config)
+            or parallel_objection(vllm_config)
+            or attention_objection(vllm_config, on_cpu=current_platform.is_cpu())
+        )
         if self.use_host_buffer:
             objection = objection or "kv_buffer_device=cpu stages blocks in host memory"
         if config.role == "prefill":

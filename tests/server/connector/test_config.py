@@ -3,7 +3,7 @@
 import pytest
 
 from bidikv_server.connector.config import ConnectorConfig, ConnectorConfigError
-from bidikv_server.connector.requests import fence_objection, parallel_objection
+from bidikv_server.connector.requests import attention_objection, fence_objection, parallel_objection
 
 
 def test_defaults():
@@ -93,3 +93,14 @@ def test_context_parallelism_is_refused(dcp, pcp, safe):
     config.parallel_config = config
     config.decode_context_parallel_size, config.prefill_context_parallel_size = dcp, pcp
     assert (parallel_objection(config) is None) == safe
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "latent", "safe"), [(True, True, False), (True, False, True), (False, True, True)]
+)
+def test_latent_attention_is_refused_on_cpu(on_cpu, latent, safe):
+    """There even vLLM itself takes prefix caching away from it."""
+    config = Transfer(consumer=True, batches=1)
+    config.model_config = config
+    config.use_mla = latent
+    assert (attention_objection(config, on_cpu=on_cpu) is None) == safe
