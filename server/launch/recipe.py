@@ -194,6 +194,8 @@ def _cpu_env(spec: EngineSpec) -> dict[str, str]:
         "OMP_NUM_THREADS": str(spec.cpu_threads),
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "UCX_TLS": "tcp,sm,self",
+        # NIXL moves the state of Mamba layers in this layout only; vLLM chooses it by itself for connectors whose name it knows.
+        "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }

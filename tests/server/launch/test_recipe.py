@@ -86,6 +86,7 @@ def test_cpu_engines_get_the_recipe_for_few_cores():
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert environment["OMP_NUM_THREADS"] == "1"
     assert environment["UCX_TLS"] == "tcp,sm,self"
+    assert environment["VLLM_SSM_CONV_STATE_LAYOUT"] == "DS"
     assert environment["LD_PRELOAD"] == "/lib/tcmalloc.so"
     assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5700"
 
