@@ -11,8 +11,8 @@ from typing import Final
 from bidikv_server.launch.errors import LaunchError, PortInUseError
 
 # Below Linux's ephemeral range: an engine binds half a minute after its port was chosen, and until then no
-# outgoing connection may take it.
-_CHOICES: Final = range(20000, 32000)
+# outgoing connection may take it. In steps: a data-parallel engine takes the following ports too, one for each rank.
+_CHOICES: Final = range(20000, 32000, 8)
 _LISTEN: Final = "0A"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -15,6 +16,12 @@ def test_free_ports_are_different_and_free():
     ports = free_ports(8)
     assert len(set(ports)) == 8
     assert all(is_free("127.0.0.1", port) and 20000 <= port < 32000 for port in ports)
+
+
+def test_ports_leave_room_for_data_parallel_ranks():
+    """Each rank after the first takes the next port: none of those is another engine's."""
+    ports = sorted(free_ports(40))
+    assert all(after - before >= 8 for before, after in itertools.pairwise(ports))
 
 
 def test_a_taken_port_is_refused_with_its_holder(taken_port):
