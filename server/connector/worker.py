@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgentMetadata
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from bidikv_server.connector.config import ConnectorConfig
@@ -92,6 +93,20 @@ class BidiConnectorWorker(NixlPullConnectorWorker):
         # Handles of overdue reads, by request.
         self._stuck: dict[str, list[int]] = {}
         self._outcomes = ReadbackOutcomes()
+
+    def add_remote_agent(self, nixl_agent_meta: NixlAgentMetadata, *args: Any, **kwargs: Any) -> str:
+        """Refuse what vLLM lets pass: on CPU it takes blocks of another size apart along the wrong dimension.
+
+        Raises:
+            RuntimeError: The peer's blocks are of another size. The handshake fails, and with it every transfer.
+        """
+        if current_platform.is_cpu() and nixl_agent_meta.block_size != self.block_size:
+            raise RuntimeError(
+                f"bidikv: start all engines with one --block-size; here it is {self.block_size}, "
+                f"there {nixl_agent_meta.block_size}, and CPU engines cannot exchange such blocks"
+            )
+        name: str = super().add_remote_agent(nixl_agent_meta, *args, **kwargs)
+        return name
 
     def start_load_kv(self, metadata: BidiConnectorMetadata) -> None:
         """Note what has to be validated, then start the reads."""

@@ -13,6 +13,7 @@ from bidikv_server.reasons import Reason
 pytest.importorskip("vllm", reason="the worker is a subclass of vLLM's", exc_type=ImportError)
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
+from vllm.platforms import current_platform
 
 from bidikv_server.connector.metadata import (
     BidiConnectorMetadata,
@@ -213,3 +214,15 @@ def test_metadata_takes_over_everything_stock():
     stock.from_a_later_version = 1
     extended = BidiConnectorMetadata.extend(stock, {})
     assert (extended.reqs_in_batch, extended.from_a_later_version) == ({"x"}, 1)
+
+
+def test_blocks_of_another_size_are_refused_on_cpu(worker, monkeypatch):
+    """VLLM would read them and answer from scrambled KV."""
+
+    class Meta:
+        block_size = 64
+
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: True)
+    worker.block_size = 32
+    with pytest.raises(RuntimeError, match=r"--block-size; here it is 32, there 64"):
+        worker.add_remote_agent(Meta(), remote_tp_size=1)
