@@ -1,5 +1,6 @@
-"""One real cluster for the whole session: two vLLM engines, real NIXL, a real model, the real router and SDK."""
+"""Real clusters, one at a time: vLLM engines, real NIXL, a real model, the real router and SDK."""
 
+import contextlib
 import fcntl
 import tempfile
 import uuid
@@ -14,6 +15,7 @@ pytest.importorskip("vllm", reason="real engines need vLLM", exc_type=ImportErro
 pytest.importorskip("nixl", reason="real engines need NIXL")
 
 from bidikv_server.launch.cluster import Cluster, ClusterSpec
+from bidikv_server.launch.errors import ChildDiedError
 from bidikv_server.launch.model import prepare_smollm2
 
 HERE = Path(__file__).parent
@@ -24,11 +26,21 @@ ENGINE_ARGS = ("--max-model-len", "4096", "--num-gpu-blocks-override", "176")
 
 
 def pytest_collection_modifyitems(items):
-    """Everything here needs real engines, and the first test waits for them to start."""
+    """Everything here needs real engines, and the first test waits for them to start.
+
+    Tests that share a cluster stand together, the session's first, so that each starts once.
+    """
     for item in items:
         if HERE in Path(item.path).parents:
             item.add_marker(pytest.mark.engines)
             item.add_marker(pytest.mark.timeout(600))
+    items.sort(key=_rank)
+
+
+def _rank(item):
+    if HERE not in Path(item.path).parents:
+        return 0
+    return 1 if {"cluster", "caching_cluster"} & set(item.fixturenames) else 2
 
 
 @pytest.fixture(scope="session")
@@ -39,31 +51,68 @@ def machine():
         yield
 
 
+class Stage:
+    """The one cluster that runs now. Asking for another ends it first: there is room for one."""
+
+    def __init__(self):
+        self._stack = contextlib.ExitStack()
+        self._spec = None
+        self._cluster = None
+
+    def cluster(self, spec):
+        """The cluster of this spec, started unless it is the one that runs and lives."""
+        if self._cluster is None or spec != self._spec or not self._lives():
+            self.close()
+            self._cluster = self._stack.enter_context(Cluster(spec, progress=print))
+            self._spec = spec
+        return self._cluster
+
+    def with_caching(self, wanted):
+        """The session's cluster, its prefill engine with or without a prefix cache of its own."""
+        spec, other = spec_of_session(wanted), spec_of_session(not wanted)
+        if self._spec == other and self._lives():
+            # Nothing, should the restart fail: whoever asks next then gets a new cluster.
+            self._spec = None
+            self._cluster.restart_prefill(prefix_caching=wanted)
+            self._spec = spec
+        return self.cluster(spec)
+
+    def close(self):
+        """End what runs."""
+        self._cluster = self._spec = None
+        self._stack.close()
+
+    def _lives(self):
+        try:
+            self._cluster.raise_if_dead()
+        except ChildDiedError:
+            return False
+        return True
+
+
+def spec_of_session(caching):
+    """Two engines and SmolLM2: what most tests use."""
+    return ClusterSpec(prepare_smollm2(), prefill_prefix_caching=caching, engine_args=ENGINE_ARGS)
+
+
 @pytest.fixture(scope="session")
-def running(machine):
-    """The cluster, and which prefix-cache setting its prefill engine has now."""
-    spec = ClusterSpec(prepare_smollm2(), prefill_prefix_caching=False, engine_args=ENGINE_ARGS)
-    with Cluster(spec, progress=print) as cluster:
-        yield {"cluster": cluster, "caching": False}
-
-
-def _with_caching(running, wanted):
-    if running["caching"] is not wanted:
-        running["cluster"].restart_prefill(prefix_caching=wanted)
-        running["caching"] = wanted
-    return running["cluster"]
+def stage(machine):
+    """Whatever runs in the end is ended."""
+    stage = Stage()
+    yield stage
+    stage.close()
 
 
 @pytest.fixture
-def cluster(running):
+def cluster(stage):
     """Prefill without a prefix cache of its own: what is reused comes from decode."""
-    return _with_caching(running, wanted=False)
+    return stage.with_caching(False)
 
 
 @pytest.fixture
-def caching_cluster(running):
+def caching_cluster(stage):
     """Prefill with its own prefix cache."""
-    return _with_caching(running, wanted=True)
+    return stage.with_caching(True)
 
 
 @dataclass(frozen=True)
@@ -87,9 +136,9 @@ class Player:
 
     def turn(self, messages, *, max_tokens=24, headers=None, session=None, salt=None, **body):
         """One turn of this player's conversation."""
-        stream = self.client.chat.completions.create(
+        stream = self._start(
+            messages,
             model=self.model,
-            messages=messages,
             temperature=0,
             max_tokens=max_tokens,
             stream=True,
@@ -100,8 +149,15 @@ class Player:
         for chunk in stream:
             for choice in chunk.choices:
                 ids += (choice.model_extra or {}).get("token_ids") or []
-                text += choice.delta.content or ""
+                text += self._text(choice)
         return Answer(ids, text, bidikv.reuse_of(stream))
+
+    def _start(self, messages, **options):
+        return self.client.chat.completions.create(messages=messages, **options)
+
+    @staticmethod
+    def _text(choice):
+        return choice.delta.content or ""
 
     def cold(self, messages, *, max_tokens=24):
         """The same request as nobody's turn: no readback, and nothing of it in any prefix cache."""

@@ -1,0 +1,143 @@
+"""Engine shapes beside the session's, each on a small cluster of its own (`docs/engines.md` has the whole list)."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from bidikv_server.launch import readiness
+from bidikv_server.launch.cluster import ClusterSpec
+from bidikv_server.launch.model import prepare_smollm2
+
+from .conftest import BLOCK, sample
+from .tiny_models import checkpoint
+from .tokens import REUSED, TokenPlayer, check_turns, refused, words
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+
+
+def shape(model, *engine_args, **changes):
+    """One prefill and one decode engine, and prefill without a prefix cache of its own, unless told otherwise."""
+    args = ("--num-gpu-blocks-override", "400", *engine_args)
+    return ClusterSpec(checkpoint(model), engine_args=args, **{"prefill_prefix_caching": False, **changes})
+
+
+@pytest.fixture
+def play(stage):
+    """Start a cluster, unless it runs, and play on it."""
+    players = []
+
+    def start(spec):
+        players.append(TokenPlayer(stage.cluster(spec)))
+        return players[-1]
+
+    yield start
+    for player in players:
+        player.close()
+
+
+def total(urls, name, label=""):
+    """A metric, summed over engines."""
+    return sum(sample(readiness.fetch(f"{url}/metrics"), name, label) for url in urls)
+
+
+def test_several_decode_engines_without_prefix_caching(play):
+    """A conversation stays on its engine; forks that go to the other one still read from where the blocks are."""
+    player = play(shape("llama", decode=2, decode_args=("--no-enable-prefix-caching",)))
+    check_turns(player, REUSED)
+    first = words(300, 1)
+    history = [*first, *player.turn(first).token_ids]
+    forks = [[*history, *words(40, seed)] for seed in range(4)]
+    with ThreadPoolExecutor(len(forks)) as pool:
+        answers = list(pool.map(lambda n: player.turn(forks[n], session=f"{player.session}-{n}"), range(4)))
+    for fork, answer in zip(forks, answers, strict=True):
+        assert answer.reuse.reason == "hit"
+        assert answer.token_ids == player.cold(fork).token_ids
+    for url in player.cluster.decode_urls:
+        assert total([url], "bidikv:retained_turns_total", 'kind="retained"') > 0
+
+
+def test_speculative_decoding_at_every_length(play):
+    """Drafts leave slots behind the last token: wherever a turn ends, only blocks that were written for good are read."""
+    args = ("--max-model-len", "4096", "--num-gpu-blocks-override", "400")
+    args += ("--speculative-config", json.dumps(NGRAM))
+    player = play(ClusterSpec(prepare_smollm2(), prefill_prefix_caching=False, engine_args=args))
+    # A text that goes on as it began: what n-grams draft is mostly right.
+    first = player.tokens("The ship passed the lighthouse at noon. " * 12)
+    question = player.tokens(" In the evening the keeper")
+    for length in range(2, BLOCK + 2):
+        answer = player.turn(first, max_tokens=length)
+        assert len(answer.token_ids) == length
+        second = [*first, *answer.token_ids, *question]
+        warm = player.turn(second, max_tokens=12)
+        assert warm.token_ids == player.cold(second, max_tokens=12).token_ids, length
+        assert warm.reuse.reason == "hit"
+        # The last token's KV was never computed.
+        assert warm.reuse.remote_tokens == (len(first) + length - 1) // BLOCK * BLOCK
+    assert total(player.cluster.decode_urls, "vllm:spec_decode_num_accepted_tokens_total") > 100
+
+
+SMALL_PREFILL = (
+    *("--max-num-batched-tokens", "256"),
+    *("--num-gpu-blocks-override", "64"),
+    "--no-scheduler-reserve-full-isl",
+)
+
+
+def test_chunked_and_preempted_prefills_after_a_pull(play):
+    """Prompts longer than a step, more of them than prefill has blocks for: each pulls once, and none hangs."""
+    player = play(shape("llama", prefill_args=SMALL_PREFILL))
+    check_turns(player, REUSED)
+    firsts = [words(400, seed) for seed in range(6)]
+    sessions = [f"{player.session}-{n}" for n in range(len(firsts))]
+    answers = [player.turn(first, session=session) for first, session in zip(firsts, sessions, strict=True)]
+    seconds = [
+        [*first, *answer.token_ids, *words(600, 10 + n)]
+        for n, (first, answer) in enumerate(zip(firsts, answers, strict=True))
+    ]
+    with ThreadPoolExecutor(len(seconds)) as pool:
+        warm = list(pool.map(lambda n: player.turn(seconds[n], session=sessions[n]), range(len(seconds))))
+    for second, answer in zip(seconds, warm, strict=True):
+        assert answer.reuse.reason == "hit"
+        assert answer.token_ids == player.cold(second).token_ids
+    assert total(player.cluster.prefill_urls, "vllm:num_preemptions_total") > 0
+
+
+def test_sliding_window_layers_are_refused(play):
+    """Their out-of-window blocks are gone: nothing is reused, and every answer is right."""
+    check_turns(play(shape("gemma3")), refused("unsupported"))
+
+
+def test_sliding_window_layers_kept_whole_are_reused(play):
+    """Without the hybrid KV cache manager all layers keep all blocks, as with full attention."""
+    check_turns(play(shape("gemma3", "--disable-hybrid-kv-cache-manager")), REUSED)
+
+
+def test_ranks_of_a_data_parallel_decode_engine(play):
+    """Every rank retains for itself and is asked; the router learns all of them from one API port."""
+    player = play(shape("llama", decode_args=("--data-parallel-size", "2")))
+    check_turns(player, REUSED)
+    sessions = [f"{player.session}-{n}" for n in range(4)]
+    firsts = [words(200, 20 + n) for n in range(4)]
+    with ThreadPoolExecutor(len(firsts)) as pool:
+        answers = list(pool.map(lambda n: player.turn(firsts[n], session=sessions[n]), range(4)))
+    for n, answer in enumerate(answers):
+        second = [*firsts[n], *answer.token_ids, *words(20, 30 + n)]
+        warm = player.turn(second, session=sessions[n])
+        assert warm.reuse.reason == "hit"
+        assert warm.token_ids == player.cold(second).token_ids
+    for rank in (0, 1):
+        label = f'engine="{rank}",kind="retained"'
+        assert total(player.cluster.decode_urls, "bidikv:retained_turns_total", label) > 0
+
+
+def test_ranks_of_a_tensor_parallel_decode_engine(play):
+    """One prefill rank reads the heads of two decode ranks, and believes both only together."""
+    # Several ranks need the executor that starves engines on few cores: a tiny model and one thread each.
+    args = ("--distributed-executor-backend", "mp", "--tensor-parallel-size", "2")
+    check_turns(play(shape("llama", decode_args=args, engine_env={"OMP_NUM_THREADS": "1"})), REUSED)
+
+
+def test_blocks_of_another_size_on_decode(play):
+    """Nothing can be read in either direction: both engines compute, and say so."""
+    check_turns(play(shape("llama", decode_args=("--block-size", "64"))), refused("incompatible"))
