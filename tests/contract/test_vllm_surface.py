@@ -10,6 +10,7 @@ pytestmark = pytest.mark.contract
 
 vllm = pytest.importorskip("vllm", reason="the contract is with an installed vLLM", exc_type=ImportError)
 
+from vllm.config import SpeculativeConfig  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1 import base  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import (  # noqa: E402
     base_scheduler,
@@ -62,6 +63,8 @@ def test_version_is_the_one_we_support():
         (base_worker.NixlBaseConnectorWorker._pop_done_transfers, ["self", "transfers"]),
         (base_worker.NixlBaseConnectorWorker._try_release_xfer_handle, ["self", "req_id", "handle"]),
         (metadata.NixlConnectorMetadata.add_new_req_to_recv, ["self", "request_id", "local_block_ids", "kv_transfer_params", "local_num_computed_blocks", "awaiting_kvs"]),
+        (base_worker.NixlBaseConnectorWorker.add_remote_agent, ["self", "nixl_agent_meta", "remote_tp_rank", "remote_tp_size", "remote_dcp_size"]),
+        (SpeculativeConfig.uses_draft_kv_cache, ["self"]),
         (BlockPool.touch, ["self", "blocks"]),
         (BlockPool.unpin_blocks, ["self", "blocks", "on_reuse"]),
         (base.KVConnectorBase_V1.build_prom_metrics, ["vllm_config", "metric_types", "labelnames", "per_engine_labelvalues"]),

@@ -33,7 +33,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in Path(item.path).parents:
             item.add_marker(pytest.mark.engines)
-            item.add_marker(pytest.mark.timeout(600))
+            # For the test itself: waiting for the machine is nobody's fault, and starting engines has bounds of its own.
+            item.add_marker(pytest.mark.timeout(600, func_only=True))
     items.sort(key=_rank)
 
 

@@ -80,6 +80,7 @@ def test_speculative_decoding_at_every_length(play):
 SMALL_PREFILL = (
     *("--max-num-batched-tokens", "256"),
     *("--num-gpu-blocks-override", "64"),
+    *("--max-model-len", "1920"),
     "--no-scheduler-reserve-full-isl",
 )
 

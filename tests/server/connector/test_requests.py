@@ -63,3 +63,26 @@ def test_only_content_hashes_of_media_are_believed(content, believed):
         pooling_params=None,
     )
     assert requests.provable(request) == believed
+
+
+def identity(speculation):
+    model = SimpleNamespace(
+        model="m",
+        revision=None,
+        dtype="float32",
+        quantization=None,
+        get_head_size=lambda: 64,
+        get_total_num_kv_heads=lambda: 2,
+        get_total_num_hidden_layers=lambda: 2,
+        hf_overrides=None,
+        multimodal_config=None,
+    )
+    cache = SimpleNamespace(cache_dtype="auto")
+    config = SimpleNamespace(model_config=model, cache_config=cache, speculative_config=speculation)
+    return requests.engine_identity(config, 32)
+
+
+def test_only_speculation_with_kv_of_its_own_tells_engines_apart():
+    """Decode may draft from n-grams while prefill does not."""
+    ngram, draft = (SimpleNamespace(uses_draft_kv_cache=lambda keeps=keeps: keeps) for keeps in (False, True))
+    assert identity(None) == identity(ngram) != identity(draft)
