@@ -214,7 +214,7 @@ class Transport:
         (local,), (remote,) = trim(SimpleNamespace(_has_mamba=False), (local,), (remote,), 1, 1)
         self.pairs[request_id] = list(zip(local, remote, strict=True))
         request.local_physical_block_ids = (local,)
-        clocks = SimpleNamespace(_engine_clock_offset={request.remote.engine_id: -self.skew_s})
+        clocks = SimpleNamespace(_engine_clock_offset={request.remote.engine_id: self.skew_s})
         if NixlPullConnectorWorker._is_turn2_read_expired(clocks, request):
             remote = []
         reading = None if check is None else _Reading(check, time.monotonic() + check.timeout_s)
@@ -676,6 +676,11 @@ class Pair:
             )
         return self.decode.add(prompt, count, params, **fields)
 
+    def decode_alone(self, prompt: Sequence[int], count: int, **ours: Any) -> str:
+        """Queue a turn that no prefill engine helps with."""
+        leg = wire.decode_leg({}, conversation="c", salt=self.SALT, retain_s=60.0)[wire.KEY]
+        return self.decode.add(prompt, count, {wire.KEY: leg | ours})
+
     def turn(
         self, prompt: Sequence[int], count: int = 40, *, handle: dict[str, Any] | None = None, **reply: Any
     ) -> tuple[Answer, Answer]:
@@ -691,6 +696,12 @@ class Pair:
         """Let prefill hear that decode has read, and decode let go of what it retains."""
         for engine in (self.prefill, self.decode):
             engine.idle(2)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the transports' clocks, by which stock leases and TTLs run, go on."""
+        for engine in self.peers.values():
+            for transport in engine.transports:
+                transport.skew_s += seconds
 
     def forget(self) -> None:
         """Empty prefill's own cache, as other conversations would in time."""
