@@ -621,10 +621,14 @@ class Pair:
     def _start_decode(self) -> Engine:
         settings = dict(self._decode_settings)
         ours = settings.pop("bidikv", {})
+        ttl_s = settings.pop("ttl_s", 480.0)
         if self.stock:
             settings = {"connector": "NixlConnector", "extra": self._extra} | settings
         else:
-            settings = {"kv_role": "kv_consumer", "extra": {"bidikv": self._index | ours}} | settings
+            settings = {
+                "kv_role": "kv_consumer",
+                "extra": {"bidikv": self._index | ours, "decoder_kv_blocks_ttl": ttl_s},
+            } | settings
         return Engine(vllm_config(self._model, **settings), self.peers)
 
     def restart_decode(self) -> None:
@@ -678,8 +682,12 @@ class Pair:
 
     def decode_alone(self, prompt: Sequence[int], count: int, **ours: Any) -> str:
         """Queue a turn that no prefill engine helps with."""
+        return self.decode.add(prompt, count, self.decode_params(**ours))
+
+    def decode_params(self, **ours: Any) -> dict[str, Any]:
+        """The router's words to decode about retention, and nothing else."""
         leg = wire.decode_leg({}, conversation="c", salt=self.SALT, retain_s=60.0)[wire.KEY]
-        return self.decode.add(prompt, count, {wire.KEY: leg | ours})
+        return {wire.KEY: leg | ours}
 
     def turn(
         self, prompt: Sequence[int], count: int = 40, *, handle: dict[str, Any] | None = None, **reply: Any
