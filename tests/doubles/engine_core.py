@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import time
 from collections import deque
 from concurrent.futures import wait
@@ -55,6 +56,13 @@ VOCABULARY = 30_000
 MAX_LEN = 1024
 PATIENCE_S = 20.0
 """Longest time that anything outside the scheduler (the side channel's threads) may take; nothing waits for it to pass."""
+
+
+def unused_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that nothing listens on."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 def mix(*numbers: int) -> int:
@@ -317,7 +325,14 @@ class Engine:
 
     _numbers = itertools.count()
 
-    def __init__(self, config: VllmConfig, peers: dict[str, Engine], *, ranks: int = 1) -> None:
+    def __init__(
+        self,
+        config: VllmConfig,
+        peers: dict[str, Engine],
+        *,
+        ranks: int = 1,
+        layout: KVCacheConfig | None = None,
+    ) -> None:
         init_none_hash(sha256)
         blocks = config.cache_config.num_gpu_blocks
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
@@ -325,7 +340,8 @@ class Engine:
         asynchronous = config.scheduler_config.async_scheduling
         self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
             vllm_config=config,
-            kv_cache_config=KVCacheConfig(
+            kv_cache_config=layout
+            or KVCacheConfig(
                 num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
             ),
             structured_output_manager=StructuredOutputManager(config),
@@ -710,6 +726,12 @@ class Pair:
         for engine in self.peers.values():
             for transport in engine.transports:
                 transport.skew_s += seconds
+
+    def abandon(self) -> None:
+        """Nobody reads what prefill has computed: let its leases end."""
+        self.prefill.idle(1)
+        self.pass_time(31)
+        self.prefill.drain()
 
     def forget(self) -> None:
         """Empty prefill's own cache, as other conversations would in time."""

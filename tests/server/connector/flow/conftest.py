@@ -1,6 +1,5 @@
 """Pairs of engines: vLLM's real scheduler, block pool and connector scheduler side; no model and no process."""
 
-import socket
 import sys
 from pathlib import Path
 
@@ -9,16 +8,9 @@ import pytest
 pytest.importorskip("vllm", reason="the scheduler is vLLM's", exc_type=ImportError)
 sys.path.insert(0, str(Path(__file__).parents[3] / "doubles"))
 
-from engine_core import Pair, write_model
+from engine_core import Pair, unused_port, write_model
 
 from bidikv_server.connector import side_channel
-
-
-def free_port(host="127.0.0.1"):
-    """A TCP port that nothing listens on."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +31,7 @@ def start(checkpoint):
     pairs = []
 
     def start(*, host="127.0.0.1", **settings):
-        pairs.append(Pair(checkpoint, port=free_port(host), host=host, **settings))
+        pairs.append(Pair(checkpoint, port=unused_port(host), host=host, **settings))
         return pairs[-1]
 
     yield start

@@ -54,8 +54,7 @@ def test_a_turn_can_be_read_again_and_again(start):
     for _ in range(10):
         answer = pair.prefill.finish(pair.ask(prompt))
         assert (answer.reuse, answer.tokens) == (("hit", 128, 0, 32), cold(prompt, 1))
-        pair.prefill.idle(1)
-        pair.pass_time(31)
+        pair.abandon()
         pair.forget()
 
 

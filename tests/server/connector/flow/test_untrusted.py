@@ -74,9 +74,7 @@ def test_junk_parks_and_reads_nothing_on_prefill(start, junk, is_prefill_leg):
     if is_prefill_leg:
         assert answer.reuse[1:] == (0, 0, 100)
         # As vLLM's own: the blocks wait for decode to read them, for the length of a lease.
-        pair.prefill.idle(1)
-        pair.pass_time(31)
-    pair.prefill.drain()
+        pair.abandon()
     assert pair.prefill.free_blocks == ALL
     assert not pair.prefill.side._prefill._turns
 
@@ -147,8 +145,7 @@ def expires(pair):
     deadline = time.monotonic() + 6 * TTL_S
     while time.monotonic() < deadline:
         answer = pair.prefill.finish(pair.ask(OPENING + text(2, 40)))
-        pair.prefill.idle(1)
-        pair.pass_time(31)
+        pair.abandon()
         pair.forget()
         if answer.reuse[0] == "expired":
             return True
