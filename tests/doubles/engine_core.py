@@ -133,7 +133,9 @@ class Device:
             starts[request_id] = start
         drafts = plan.scheduled_spec_decode_tokens
         return {
-            request_id: self._run(self._sequences[request_id], starts[request_id], count, drafts.get(request_id, []))
+            request_id: self._run(
+                self._sequences[request_id], starts[request_id], count, drafts.get(request_id, [])
+            )
             for request_id, count in plan.num_scheduled_tokens.items()
         }
 
@@ -202,7 +204,7 @@ class Transport:
         self._sent: set[str] = set()
 
     def start(self, meta: Any) -> None:
-        """Take one step's metadata, in the order of `NixlPullConnectorWorker.start_load_kv`."""
+        """Take one step's metadata, in the order of `NixlPullConnectorWorker.start_load_kv`; bytes may move at once."""
         checks = meta.readbacks if isinstance(meta, BidiConnectorMetadata) else {}
         for request_id, request in meta.reqs_to_recv.items():
             self._start_read(request_id, request, checks.get(request_id))
@@ -211,6 +213,8 @@ class Transport:
         for request_id, expiry in meta.reqs_to_send.items():
             if request_id in self._in_batch:
                 self.sending[request_id] = expiry
+        for read in self.reads:
+            self._copy(read)
 
     def _start_read(self, request_id: str, request: Any, check: Any) -> None:
         local = list(request.local_block_ids[0]) if request.local_block_ids else []
@@ -267,18 +271,20 @@ class Transport:
         output.kv_connector_worker_meta = outcomes if outcomes.outcomes else None
         return output
 
+    def _copy(self, read: Transfer) -> None:
+        peer = self._engine.peers.get(read.engine_id)
+        if read.copied or self.hold == "read" or self.failing or peer is None or not read.remote:
+            return
+        if self._moves_bytes:
+            for into, block_id in zip(read.local, read.remote, strict=True):
+                self._engine.device.memory[into] = list(peer.device.memory[block_id])
+        self._notify(read.engine_id, read.notify)
+        read.copied = True
+
     def _advance(self, read: Transfer) -> Reason | None:
+        self._copy(read)
         if not read.copied:
-            peer = self._engine.peers.get(read.engine_id)
-            if self.hold == "read":
-                return None
-            if self.failing or peer is None or not read.remote:
-                return Reason.TRANSFER_FAILED
-            if self._moves_bytes:
-                for into, block_id in zip(read.local, read.remote, strict=True):
-                    self._engine.device.memory[into] = list(peer.device.memory[block_id])
-            self._notify(read.engine_id, read.notify)
-            read.copied = True
+            return None if self.hold == "read" else Reason.TRANSFER_FAILED
         if read.reading is None:
             return Reason.HIT
         if self.hold == "validation":
@@ -316,8 +322,16 @@ class Answer:
     def reuse(self) -> tuple[str, int, int, int]:
         """Reason, and tokens from decode, from prefill's own cache and computed."""
         account = self.account
-        assert sum(account[f"{kind}_tokens"] for kind in ("remote", "local", "computed")) == account["prompt_tokens"]
-        return account["reason"], account["remote_tokens"], account["local_tokens"], account["computed_tokens"]
+        assert (
+            sum(account[f"{kind}_tokens"] for kind in ("remote", "local", "computed"))
+            == account["prompt_tokens"]
+        )
+        return (
+            account["reason"],
+            account["remote_tokens"],
+            account["local_tokens"],
+            account["computed_tokens"],
+        )
 
 
 class Engine:
@@ -381,7 +395,13 @@ class Engine:
         return self.pool.get_num_free_blocks()
 
     def add(
-        self, prompt: Sequence[int], count: int, params: dict[str, Any] | None, *, name: str | None = None, **fields: Any
+        self,
+        prompt: Sequence[int],
+        count: int,
+        params: dict[str, Any] | None,
+        *,
+        name: str | None = None,
+        **fields: Any,
     ) -> str:
         """Queue a request; `fields` are vLLM's `Request`'s, except `sampling`."""
         extra = {"kv_transfer_params": params} if params is not None else None
@@ -563,7 +583,12 @@ def vllm_config(
     )
     cache = CacheConfig(block_size=BLOCK, cache_dtype="auto", enable_prefix_caching=caching)
     cache.num_gpu_blocks = blocks
-    speculation = {"model": "ngram", "method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2}
+    speculation = {
+        "model": "ngram",
+        "method": "ngram",
+        "num_speculative_tokens": drafts,
+        "prompt_lookup_max": 2,
+    }
     config = VllmConfig(
         model_config=ModelConfig(
             model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=MAX_LEN, seed=0
@@ -588,11 +613,11 @@ def vllm_config(
             target_model_config=config.model_config,
             target_parallel_config=config.parallel_config,
         )
+    # vLLM's CPU platform has no overlapping steps; ours are made up anyway.
+    config.scheduler_config.async_scheduling = asynchronous
     for name, value in parallel.items():
         setattr(config.parallel_config, name, value)
     return config
-
-
 
 
 class Pair:
@@ -664,10 +689,14 @@ class Pair:
         """Queue the prefill leg of a turn; `handle` is what stock decode returned for the turn before."""
         if self.stock:
             nothing = dict.fromkeys(("remote_block_ids", "remote_engine_id", "remote_host", "remote_port"))
-            params = dict(handle) if handle else {"do_remote_decode": True, "do_remote_prefill": False} | nothing
+            params = (
+                dict(handle) if handle else {"do_remote_decode": True, "do_remote_prefill": False} | nothing
+            )
         else:
             params = wire.prefill_leg(
-                conversation=conversation, salt=self.SALT, sources=[self.source] if sources is None else sources
+                conversation=conversation,
+                salt=self.SALT,
+                sources=[self.source] if sources is None else sources,
             )
         return self.prefill.add(prompt, 1, params, **fields)
 

@@ -111,7 +111,9 @@ def test_two_good_ranks_are_one_hit(start):
 
 
 @CACHING
-@pytest.mark.parametrize("when", ["read", "validation"], ids=["before the bytes move", "after the bytes moved"])
+@pytest.mark.parametrize(
+    "when", ["read", "validation"], ids=["before the bytes move", "after the bytes moved"]
+)
 def test_blocks_handed_out_during_a_read_are_not_believed(start, when, caching):
     """Decode serves another request from them between lookup and validation: the verdict is no, all is recomputed."""
     pair = start(caching=caching)
@@ -124,6 +126,7 @@ def test_blocks_handed_out_during_a_read_are_not_believed(start, when, caching):
     assert answer.reuse == ("validation_failed", 0, 0, 160)
     assert answer.tokens == cold(prompt, 1)
     assert pair.prefill.counted("readback_blocks") == {"rejected": 8}
+
 
 def test_the_read_that_was_not_believed_had_foreign_bytes(start):
     """The race is real in this set-up: what was read belongs to decode's other request."""

@@ -29,7 +29,9 @@ FULL = FullAttentionSpec(**HEADS)
 WINDOW = SlidingWindowSpec(**HEADS, sliding_window=64)
 CHUNKED = ChunkedLocalAttentionSpec(**HEADS, attention_chunk_size=64)
 MLA = MLAAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=32, dtype=torch.float32)
-MAMBA = MambaSpec(block_size=BLOCK, shapes=((64, 16),), dtypes=(torch.float32,), page_size_padded=FULL.page_size_bytes)
+MAMBA = MambaSpec(
+    block_size=BLOCK, shapes=((64, 16),), dtypes=(torch.float32,), page_size_padded=FULL.page_size_bytes
+)
 
 SUPPORTED = {
     "full attention": [FULL, FULL],
@@ -54,7 +56,9 @@ def config(checkpoint):
 
     def config(role="prefill", **settings):
         extra = {"bidikv": {"role": role}}
-        return vllm_config(checkpoint, extra=extra, kv_role="kv_both" if role == "prefill" else "kv_consumer", **settings)
+        return vllm_config(
+            checkpoint, extra=extra, kv_role="kv_both" if role == "prefill" else "kv_consumer", **settings
+        )
 
     return config
 
@@ -87,13 +91,21 @@ def test_local_layers_that_keep_every_block_are_supported(config, specs):
     assert layout_objection(laid_out(config(), specs, hybrid=False)) is None
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the objection looks at the class only, and vLLM marks such layers by a field")
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="the objection looks at the class only, and vLLM marks such layers by a field",
+)
 def test_layers_that_look_ahead_are_refused(config):
     """A prefix language model's block depends on later tokens of the prompt, so equal prefixes prove nothing."""
     assert layout_objection(laid_out(config(), [replace(FULL, non_causal=True)] * 2)) is not None
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="vLLM makes it a subclass of full attention, which the objection accepts")
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="vLLM makes it a subclass of full attention, which the objection accepts",
+)
 def test_windows_over_generated_tokens_are_refused(config):
     """Reference sliding window: what decode generates sees less than the same tokens as part of a prompt do."""
     assert layout_objection(laid_out(config(), [RSWASpec(**HEADS, rswa_window=64)] * 2)) is not None
@@ -105,7 +117,9 @@ def test_context_parallelism_is_refused_with_a_reason(config, name):
     parallel = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
     assert parallel_objection(SimpleNamespace(parallel_config=SimpleNamespace(**parallel))) is None
     parallel[name] = 2
-    assert "context parallelism" in parallel_objection(SimpleNamespace(parallel_config=SimpleNamespace(**parallel)))
+    assert "context parallelism" in parallel_objection(
+        SimpleNamespace(parallel_config=SimpleNamespace(**parallel))
+    )
 
 
 @pytest.fixture

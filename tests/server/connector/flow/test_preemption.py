@@ -6,6 +6,8 @@ from vllm.v1.request import RequestStatus
 
 OPENING = text(1, 160)
 RIVAL = text(5, 200)
+LONG = 200
+"""Tokens that the rival generates: in the end its blocks have taken most of what the other one's cache held."""
 CACHING = pytest.mark.parametrize("caching", [True, False], ids=["prefix cache", "no prefix cache"])
 
 # The rival's 13 blocks and the prompt's 18 just fit, until the rival generates its ninth token.
@@ -22,7 +24,7 @@ def history(pair):
 def preempt_after_the_pull(pair, prompt, *, handle=None):
     """Throw out a prompt in chunks, whose pull went well, for the block that an earlier request needs next."""
     prefill = pair.prefill
-    rival = prefill.add(RIVAL, 40, None, name="rival")
+    rival = prefill.add(RIVAL, LONG, None, name="rival")
     prefill.run(until=lambda: len(prefill.answers[rival].tokens) >= 4)
     request = pair.ask(prompt, handle=handle)
     prefill.run(until=lambda: prefill.request(request).num_preemptions > 0, steps=20)
@@ -32,15 +34,16 @@ def preempt_after_the_pull(pair, prompt, *, handle=None):
 
 
 @CACHING
-def test_a_request_preempted_after_its_pull_recomputes_and_finishes(start, caching):
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
+def test_a_request_preempted_after_its_pull_recomputes_and_finishes(start, caching, asynchronous):
     """It asks for no second read, ends in bounded steps with the cold answer, and its account adds up."""
-    pair = start(caching=caching, **TIGHT)
+    pair = start(caching=caching, asynchronous=asynchronous, **TIGHT)
     prompt, _ = history(pair)
     rival, request = preempt_after_the_pull(pair, prompt)
-    answer = pair.prefill.finish(rival, request)
+    answer = pair.prefill.finish(rival, request, steps=400)
     assert list(pair.prefill.transport.pairs) == [request]
     assert answer.tokens == cold(prompt, 1)
-    assert pair.prefill.answers[rival].tokens == cold(RIVAL, 40)
+    assert pair.prefill.answers[rival].tokens == cold(RIVAL, LONG)
     assert answer.reuse == ("hit", 176, 0, 104)
     second = pair.decode.finish(pair.reply(prompt, 10, answer))
     assert second.tokens == cold(prompt, 10)
@@ -55,7 +58,7 @@ def test_stock_parks_a_request_preempted_after_its_pull_for_ever(start, caching)
     pair = start(stock=True, caching=caching, **TIGHT)
     prompt, handle = history(pair)
     rival, request = preempt_after_the_pull(pair, prompt, handle=handle)
-    pair.prefill.finish(rival)
+    pair.prefill.finish(rival, steps=400)
     pair.prefill.idle(200)
     assert pair.prefill.status(request) is RequestStatus.WAITING_FOR_REMOTE_KVS
     assert pair.prefill.transport.reads == []
@@ -158,4 +161,3 @@ def test_a_prompt_that_decode_computed_in_chunks_is_retained_whole(start, batch)
     answer = pair.prefill.finish(pair.ask(prompt))
     assert answer.reuse == ("hit", (160 + 19) // BLOCK * BLOCK, 0, len(prompt) - 176)
     assert answer.tokens == cold(prompt, 1)
-

@@ -31,7 +31,9 @@ class Side:
     """One engine under a load, and what its scheduler did in every step."""
 
     def __init__(self, model, port, *, retains, **settings):
-        extra = {"bidikv": {"role": "decode", "readback": retains, "index_port": port, "protected_share": 0.5}}
+        extra = {
+            "bidikv": {"role": "decode", "readback": retains, "index_port": port, "protected_share": 0.5}
+        }
         self.engine = Engine(vllm_config(model, extra=extra, kv_role="kv_consumer", **settings), {})
         self.preempted, self.trace = 0, []
 
@@ -76,7 +78,9 @@ def play(sides, load, prompts):
         for number, turn in enumerate(load):
             answer = side.engine.answers[f"t{number}"]
             expected = cold(prompts[number], turn["count"])
-            assert answer.tokens == (expected if answer.finish == "length" else expected[: len(answer.tokens)])
+            assert answer.tokens == (
+                expected if answer.finish == "length" else expected[: len(answer.tokens)]
+            )
             assert answer.finish == "length" or turn["gone_after"] is not None
 
 
@@ -137,7 +141,9 @@ def test_retained_turns_do_not_keep_a_request_waiting(start):
     """Eight finished turns fill the pool with readable blocks; a request that needs nearly all of them starts at once."""
     pair = start()
     for number in range(8):
-        pair.decode.finish(pair.decode_alone(text(number, 100), 8, conversation=str(number), protect=number % 2 == 0))
+        pair.decode.finish(
+            pair.decode_alone(text(number, 100), 8, conversation=str(number), protect=number % 2 == 0)
+        )
     pair.decode.idle(2)
     assert pair.decode.free_blocks == 63
     long = pair.decode.add(text(99, 900), 8, None)

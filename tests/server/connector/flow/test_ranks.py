@@ -1,11 +1,14 @@
 """Data-parallel engines, tensor-parallel ranks and addresses: who listens where, and whose word counts."""
 
+import inspect
 import socket
+from functools import partial
 
 import pytest
-from engine_core import Engine, Transport, cold, text, unused_port, vllm_config
+from engine_core import Engine, cold, text, unused_port, vllm_config
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from bidikv_server import wire
@@ -49,10 +52,7 @@ def engine(checkpoint):
 def advertised(engine, ranks):
     """Addresses that the engine's API server publishes, by rank."""
     registry = CollectorRegistry()
-    kinds = {
-        kind: (lambda made: lambda **options: made(registry=registry, **options))(kind)
-        for kind in (Counter, Gauge, Histogram)
-    }
+    kinds = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
     labels = {rank: ["model", str(rank)] for rank in range(ranks)}
     BidiNixlConnector.build_prom_metrics(engine.config, kinds, ["model_name", "engine"], labels)
     samples = [s for family in registry.collect() for s in family.samples if s.name == wire.INDEX_INFO_METRIC]
@@ -194,13 +194,8 @@ def test_the_index_serves_ipv6(start):
 
 def test_the_made_up_transport_follows_vllms_worker():
     """What it copies by hand: only requests of a batch get a timer, and a notification frees what is known."""
-    import inspect  # noqa: PLC0415
-
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker  # noqa: PLC0415
-
     start = inspect.getsource(NixlPullConnectorWorker.start_load_kv)
     assert "if req_id in self._reqs_to_process:" in start
     assert "self._reqs_to_process.discard(req_id)" in start
     notified = inspect.getsource(NixlPullConnectorWorker._get_new_notifs)
     assert "self._reqs_to_process.remove(req_id)" in notified
-    assert Transport.start.__doc__

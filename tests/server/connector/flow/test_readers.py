@@ -34,14 +34,18 @@ def test_retry_hedge_and_fork_read_the_same_blocks_at_once(start, caching, async
     for name, tokens in prompts.items():
         answer = prefill.answers[name]
         assert answer.tokens == cold(tokens, 1)
-        common = next((i for i, pair_ in enumerate(zip(tokens, prompt, strict=False)) if pair_[0] != pair_[1]), 139)
+        common = next(
+            (i for i, pair_ in enumerate(zip(tokens, prompt, strict=False)) if pair_[0] != pair_[1]), 139
+        )
         blocks = min(common, 139) // BLOCK
         assert answer.reuse == (answer.reuse[0], blocks * BLOCK, 0, len(tokens) - blocks * BLOCK)
         assert answer.reuse[0] == ("hit" if blocks == 8 else "hit_diverged")
         assert read[name] == held[:blocks]
     written = [local for pairs in prefill.transport.pairs.values() for local, _ in pairs]
     assert len(written) == len(set(written))
-    decoded = [pair.reply(tokens, 12, prefill.answers[name], conversation=name) for name, tokens in prompts.items()]
+    decoded = [
+        pair.reply(tokens, 12, prefill.answers[name], conversation=name) for name, tokens in prompts.items()
+    ]
     pair.decode.finish(*decoded)
     for request, tokens in zip(decoded, prompts.values(), strict=True):
         assert pair.decode.answers[request].tokens == cold(tokens, 12)

@@ -5,6 +5,7 @@ from engine_core import BLOCK, cold, text
 
 OPENING = text(1, 100)
 CACHING = pytest.mark.parametrize("caching", [True, False], ids=["prefix cache", "no prefix cache"])
+STEPS = pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 
 
 def extended(answer, by=20):
@@ -13,9 +14,10 @@ def extended(answer, by=20):
 
 
 @CACHING
-def test_a_faithful_turn_reads_every_whole_block(start, caching):
+@STEPS
+def test_a_faithful_turn_reads_every_whole_block(start, caching, asynchronous):
     """All whole blocks that decode retained are pulled, the answer is the cold one, and no block stays taken."""
-    pair = start(caching=caching)
+    pair = start(caching=caching, asynchronous=asynchronous)
     _, answer = pair.turn(OPENING)
     pair.forget()
     prompt = extended(answer)
@@ -63,7 +65,7 @@ def planned(pair, request):
 
 
 EDITS = {
-    "edited in the middle": (lambda prompt: prompt[:50] + [7] + prompt[51:], 48),
+    "edited in the middle": (lambda prompt: [*prompt[:50], 7, *prompt[51:]], 48),
     "shortened in the middle": (lambda prompt: prompt[:70] + prompt[71:], 64),
     "shorter than what decode retained": (lambda prompt: prompt[:100], 96),
     "a fork of an earlier turn": (lambda prompt: prompt[:90] + text(9, 60), 80),
@@ -72,10 +74,11 @@ EDITS = {
 
 
 @CACHING
+@STEPS
 @pytest.mark.parametrize(("edit", "proven"), EDITS.values(), ids=EDITS.keys())
-def test_only_proven_blocks_are_planned(start, edit, proven, caching):
+def test_only_proven_blocks_are_planned(start, edit, proven, caching, asynchronous):
     """Whatever the client does to the history, the pulled blocks are the leading ones that it left alone (F1, F2)."""
-    pair = start(caching=caching)
+    pair = start(caching=caching, asynchronous=asynchronous)
     _, answer = pair.turn(OPENING)
     retained = pair.decode.device.table(pair.decoded)
     pair.forget()

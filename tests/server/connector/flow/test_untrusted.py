@@ -14,7 +14,13 @@ ALL = 63
 
 def leg(**changes):
     """Params with a `bidikv` object that is well formed but for `changes`."""
-    ours = {"v": wire.VERSION, "conversation": "c", "salt": "tenant", "sources": [], "retain_s": 60.0} | changes
+    ours = {
+        "v": wire.VERSION,
+        "conversation": "c",
+        "salt": "tenant",
+        "sources": [],
+        "retain_s": 60.0,
+    } | changes
     return {"bidikv": ours}
 
 
@@ -36,7 +42,9 @@ JUNK = {
     "negative infinity": leg(retain_s=float("-inf")),
 }
 PREFILL_ONLY = {
-    "sources that are no addresses": leg(sources=["", ":", "host", "host:port", "127.0.0.1:99999", "\0", "ü:1"]),
+    "sources that are no addresses": leg(
+        sources=["", ":", "host", "host:port", "127.0.0.1:99999", "\0", "ü:1"]
+    ),
     "a forged handle": {
         "remote_block_ids": [[1, 2, 3, 4, 5, 6, 7]],
         "remote_engine_id": "e",
@@ -162,7 +170,9 @@ def expires(pair):
         2**63 - 1,
         pytest.param(
             float("nan"),
-            marks=pytest.mark.xfail(strict=True, reason="min(nan, TTL) is nan, and nothing is ever older than nan"),
+            marks=pytest.mark.xfail(
+                strict=True, reason="min(nan, TTL) is nan, and nothing is ever older than nan"
+            ),
         ),
     ],
 )
@@ -178,7 +188,9 @@ def test_no_request_is_retained_longer_than_the_engine_allows(start, retain_s, p
 
 def children(pair, params, count=3):
     """The requests that vLLM makes of one with `n`: equal but for their names."""
-    return [pair.decode.add(OPENING, 20, copy.deepcopy(params), name=f"{index}_parent") for index in range(count)]
+    return [
+        pair.decode.add(OPENING, 20, copy.deepcopy(params), name=f"{index}_parent") for index in range(count)
+    ]
 
 
 def test_every_choice_of_a_request_is_answered_and_pins_nothing(start):
