@@ -386,7 +386,7 @@ class Engine:
 
     @property
     def pool(self) -> Any:
-        """vLLM's block pool."""
+        """The block pool, vLLM's own."""
         return self.scheduler.kv_cache_manager.block_pool
 
     @property
@@ -653,7 +653,9 @@ class Pair:
             self._extra = common | {"bidirectional_kv_xfer": True}
             settings = {"connector": "NixlConnector", "extra": self._extra} | settings
         else:
-            settings = {"extra": common | {"bidikv": {"role": "prefill"} | ours}} | settings
+            settings = {
+                "extra": common | {"bidikv": {"role": "prefill", "lookup_timeout_s": PATIENCE_S} | ours}
+            } | settings
         self.prefill = Engine(vllm_config(model, **settings), self.peers, ranks=ranks)
         self._index = {"role": "decode", "index_port": port, "index_host": host}
         self.decode = self._start_decode()

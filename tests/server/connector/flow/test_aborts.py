@@ -160,3 +160,28 @@ def test_a_later_turn_is_found_after_an_aborted_one(pair):
     again = pair.prefill.finish(pair.ask(prompt))
     assert again.reuse[:2] == ("hit", 128)
     assert again.tokens == cold(prompt, 1)
+
+
+def test_a_turn_that_prefill_never_ran_leaves_decodes_blocks_free(pair):
+    """Rejected or aborted before it was scheduled (F20): decode had lent nothing, so there is nothing to give back."""
+    prompt = history(pair)
+    request = pair.ask(prompt)
+    pair.prefill.abort(request)
+    assert left_behind(pair.prefill) == []
+    assert left_behind(pair.decode) == []
+    assert pair.prefill.finish(pair.ask(prompt)).reuse[:2] == ("hit", 128)
+
+
+def test_stock_leaves_them_taken_until_their_ttl(start):
+    """F20: nobody tells decode that the turn which was to read its blocks will never run."""
+    pair = start(stock=True)
+    _, answer = pair.turn(OPENING)
+    pair.forget()
+    request = pair.ask(OPENING + answer.tokens, handle=answer.params)
+    pair.prefill.abort(request)
+    for engine in (pair.prefill, pair.decode):
+        engine.idle(20)
+    assert pair.decode.free_blocks == ALL - 9
+    pair.pass_time(481)
+    pair.decode.drain()
+    assert pair.decode.free_blocks == ALL

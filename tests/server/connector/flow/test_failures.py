@@ -239,12 +239,12 @@ def test_decode_that_died_during_the_read_is_a_failed_transfer(start):
     assert answer.tokens == cold(prompt, 1)
 
 
-BRIEF = {"prefill": {"bidikv": {"lookup_timeout_s": 0.15, "read_timeout_s": 0.3}}}
+BRIEF = {"prefill": {"bidikv": {"lookup_timeout_s": 0.15}}}
 
 
 def test_decode_that_died_after_the_read_cannot_confirm_it(start):
     """No verdict within the bound is a no: the bytes are dropped."""
-    pair = start(**BRIEF)
+    pair = start(prefill={"bidikv": {"read_timeout_s": 0.3}})
     prompt = history(pair)
     request, _ = reading(pair, prompt, "validation")
     pair.decode.close()
@@ -255,13 +255,13 @@ def test_decode_that_died_after_the_read_cannot_confirm_it(start):
 
 
 @pytest.mark.parametrize(
-    ("reply", "reason"),
-    [(None, "lookup_timeout"), (b"not a message", "lookup_failed")],
+    ("reply", "reason", "patience"),
+    [(None, "lookup_timeout", BRIEF), (b"not a message", "lookup_failed", {})],
     ids=["silent", "babbling"],
 )
-def test_an_index_that_does_not_answer_well_costs_a_recompute(start, reply, reason):
+def test_an_index_that_does_not_answer_well_costs_a_recompute(start, reply, reason, patience):
     """One bounded wait, then the prompt is computed; vLLM is not told of a pull."""
-    pair = start(**BRIEF)
+    pair = start(**patience)
     prompt = history(pair)
     pair.decode.close()
     server = Server(pair.source, lambda _: reply)

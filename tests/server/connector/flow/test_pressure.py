@@ -212,3 +212,17 @@ def test_only_settled_blocks_are_offered(start, count):
     answer = pair.prefill.finish(pair.ask(longer))
     assert answer.reuse[1] == (95 + count - 1) // BLOCK * BLOCK
     assert answer.tokens == cold(longer, 1)
+
+
+def test_a_long_promise_does_not_hold_up_the_end_of_short_ones(start):
+    """Every entry ends by its own time, whatever was retained before it; nothing has to tick (F19)."""
+    pair = start()
+    prompts = {name: text(number, 100) for number, name in enumerate(["long", "short", "shorter"])}
+    for name, retain_s in zip(prompts, (60.0, 1e-4, 1e-6), strict=True):
+        pair.decode.finish(pair.decode_alone(prompts[name], 10, conversation=name, retain_s=retain_s))
+    pair.decode.idle(2)
+    reasons = {}
+    for name, prompt in prompts.items():
+        longer = prompt + cold(prompt, 10) + text(9, 30)
+        reasons[name] = pair.prefill.finish(pair.ask(longer, conversation=name)).reuse[0]
+    assert reasons == {"long": "hit", "short": "expired", "shorter": "expired"}

@@ -5,7 +5,7 @@ import socket
 from functools import partial
 
 import pytest
-from engine_core import Engine, cold, text, unused_port, vllm_config
+from engine_core import PATIENCE_S, Engine, cold, text, unused_port, vllm_config
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
@@ -38,7 +38,8 @@ def engine(checkpoint):
     engines, peers = [], {}
 
     def start(role, port, *, index=0, **bidikv):
-        extra = {"bidikv": {"role": role, "index_port": port} | bidikv, "kv_recompute_threshold": 16}
+        ours = {"role": role, "index_port": port, "lookup_timeout_s": PATIENCE_S} | bidikv
+        extra = {"bidikv": ours, "kv_recompute_threshold": 16}
         kv_role = "kv_both" if role == "prefill" else "kv_consumer"
         config = vllm_config(checkpoint, extra=extra, kv_role=kv_role, data_parallel_index=index)
         engines.append(Engine(config, peers))

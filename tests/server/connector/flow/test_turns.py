@@ -139,3 +139,52 @@ def test_another_tenants_equal_text_is_not_found(start):
     pair.forget()
     pair.SALT = "another tenant"
     assert pair.prefill.finish(pair.ask(extended(answer))).reuse[1] == 0
+
+
+def test_a_gain_below_the_threshold_is_left_alone_and_costs_nobody_anything(start):
+    """Too little to be worth a transfer: computed, and the blocks stay readable for the next who asks (F17)."""
+    pair = start(threshold=64)
+    _, answer = pair.turn(OPENING)
+    pair.forget()
+    early = OPENING[:50] + text(4, 100)
+    first = pair.prefill.finish(pair.ask(early))
+    assert first.reuse == ("below_threshold", 0, 0, 150)
+    assert pair.prefill.transport.pairs == {}
+    again = pair.prefill.finish(pair.ask(extended(answer)))
+    assert again.reuse == ("hit", 80, 48, 32)
+
+
+def test_stock_throws_away_what_it_did_not_pull(start):
+    """F17: below its threshold stock reads nothing and yet tells decode to free the turn's blocks."""
+    pair = start(stock=True, threshold=64)
+    _, answer = pair.turn(OPENING)
+    pair.abandon()
+    assert len(pair.decode.scheduler.requests) == 1
+    # Prefill's own cache holds 96 of the 139 tokens: 43 are not worth a pull.
+    request = pair.ask(extended(answer), handle=answer.params)
+    pair.prefill.finish(request)
+    assert planned(pair, request) == []
+    pair.decode.idle(1)
+    assert pair.decode.scheduler.requests == {}
+
+
+@CACHING
+@pytest.mark.parametrize("failing", [False, True], ids=["good read", "failed read"])
+@pytest.mark.parametrize("own", [False, True], ids=["nothing local", "a local hit"])
+def test_vllms_own_count_of_cached_tokens_is_ours(start, caching, failing, own):
+    """What decode reports as `cached_tokens` is what prefill did not compute (F29), also when a read was dropped."""
+    pair = start(caching=caching)
+    _, answer = pair.turn(OPENING)
+    pair.abandon() if own else pair.forget()
+    pair.prefill.transport.failing = failing
+    first = pair.prefill.finish(pair.ask(extended(answer)))
+    _, remote, local, _ = first.reuse
+    assert first.params["remote_prefill_cached_tokens"] == remote + local
+    assert (remote == 0) == failing
+    assert (local == 96) == (own and caching)
+
+
+def test_a_handle_of_stock_bidirectional_mode_cannot_be_asked_for(start):
+    """The two would pull into each other's requests: the connector names the key to remove (F23)."""
+    with pytest.raises(ValueError, match="bidirectional_kv_xfer: remove it"):
+        start(prefill={"extra": {"bidikv": {"role": "prefill"}, "bidirectional_kv_xfer": True}})
