@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from engine_core import BLOCK, Engine, text, vllm_config
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_scheduler
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
     get_kv_cache_config_from_groups,
@@ -163,3 +164,17 @@ def test_decode_with_a_refused_layout_retains_nothing(engine, specs):
     decode.idle(2)
     assert decode.side._decode is None
     assert decode.free_blocks == free
+
+
+def test_a_host_buffer_is_refused_with_a_reason(config, monkeypatch, caplog):
+    """Blocks staged in host memory on an accelerator: nothing is read back, and the log says why (F6b)."""
+    monkeypatch.setattr(base_scheduler, "current_platform", SimpleNamespace(device_type="cuda"))
+    settings = config("prefill")
+    settings.kv_transfer_config.kv_buffer_device = "cpu"
+    prefill = Engine(settings, {})
+    try:
+        request = prefill.add(text(1, 100), 1, dict(LEGS["prefill"]))
+        assert prefill.finish(request).reuse == ("unsupported", 0, 0, 100)
+    finally:
+        prefill.close()
+    assert "host memory" in caplog.text

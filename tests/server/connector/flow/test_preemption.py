@@ -86,6 +86,17 @@ def test_stock_prefill_without_the_flag_parks_whoever_brings_a_handle(start):
     assert pair.prefill.transport.pairs == {}
 
 
+def test_stock_with_a_host_buffer_parks_whoever_brings_a_handle(start):
+    """F6b: where blocks are staged in host memory, stock remembers to save them and forgets to read."""
+    pair = start(stock=True)
+    prompt, handle = history(pair)
+    pair.prefill.side.use_host_buffer = True
+    request = pair.ask(prompt, handle=handle)
+    pair.prefill.idle(200)
+    assert pair.prefill.status(request) is RequestStatus.WAITING_FOR_REMOTE_KVS
+    assert pair.prefill.transport.pairs == {}
+
+
 def test_a_stock_handle_parks_nobody_on_our_prefill(start):
     """A handle in the params, from a stock router or a client, is not looked at (F6a, F9)."""
     stock = start(stock=True)
