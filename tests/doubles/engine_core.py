@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import socket
 import time
 from collections import deque
@@ -58,11 +59,25 @@ PATIENCE_S = 20.0
 """Longest time that anything outside the scheduler (the side channel's threads) may take; nothing waits for it to pass."""
 
 
-def unused_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nothing listens on."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+def unused_port(host: str = "127.0.0.1", *, row: int = 1) -> int:
+    """The first of `row` TCP ports that nothing listens on, outside the range that the kernel gives to connections.
+
+    Raises:
+        OSError: The host has no such address, or no such ports.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    problem = OSError("no free ports")
+    for _ in range(100):
+        first = random.randrange(18_000, 32_000 - row)
+        try:
+            for port in range(first, first + row):
+                with socket.socket(family) as probe:
+                    probe.bind((host, port))
+        except OSError as error:
+            problem = error
+        else:
+            return first
+    raise problem
 
 
 def mix(*numbers: int) -> int:
@@ -184,7 +199,8 @@ class Transport:
     """One rank's worker side: what NIXL's does with a step's metadata, and ours with its readbacks.
 
     Attributes:
-        hold: `read`: no byte moves. `validation`: bytes move, but the index is not asked yet.
+        hold: `read`: no byte moves. `validation`: bytes move, but the index is not asked yet. `overdue`: as `read`, but the
+            bound is over, so reads are given up; their bytes arrive when it is lifted, whatever became of the request.
         failing: Reads into this engine end in an error.
         skew_s: Time that has passed on this rank's clock but nowhere else.
         pairs: Every read so far: local block and the remote block read into it, by request.
@@ -199,6 +215,7 @@ class Transport:
         self.skew_s = 0.0
         self.pairs: dict[str, list[tuple[int, int]]] = {}
         self.reads: list[Transfer] = []
+        self.overdue: list[Transfer] = []
         self.sending: dict[str, float] = {}
         self._in_batch: set[str] = set()
         self._sent: set[str] = set()
@@ -254,6 +271,11 @@ class Transport:
         output = KVConnectorOutput(finished_sending=self._sent or None)
         self._sent = set()
         outcomes = ReadbackOutcomes()
+        if self.hold != "overdue":
+            for read in self.overdue:
+                self._copy(read)
+                outcomes.unstuck[read.request_id] += 1
+            self.overdue = []
         done, failed, invalid = set(), set(), set()
         for read in list(self.reads):
             outcome = self._advance(read)
@@ -264,16 +286,19 @@ class Transport:
             if outcome is not Reason.HIT:
                 failed.add(read.request_id)
                 invalid |= set(read.local)
+            if self.hold == "overdue":
+                self.overdue.append(read)
+                outcomes.stuck[read.request_id] += 1
             if read.reading is not None:
                 outcomes.outcomes[read.request_id] = outcome
         output.finished_recving = done or None
         output.failed_recving, output.invalid_block_ids = failed, invalid
-        output.kv_connector_worker_meta = outcomes if outcomes.outcomes else None
+        output.kv_connector_worker_meta = outcomes if outcomes != ReadbackOutcomes() else None
         return output
 
     def _copy(self, read: Transfer) -> None:
         peer = self._engine.peers.get(read.engine_id)
-        if read.copied or self.hold == "read" or self.failing or peer is None or not read.remote:
+        if read.copied or self.hold in {"read", "overdue"} or self.failing or peer is None or not read.remote:
             return
         if self._moves_bytes:
             for into, block_id in zip(read.local, read.remote, strict=True):

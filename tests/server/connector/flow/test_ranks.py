@@ -19,19 +19,6 @@ from bidikv_server.reasons import Reason
 OPENING = text(1, 100)
 
 
-def free_range(count):
-    """The first of `count` ports in a row that nothing listens on."""
-    for _ in range(100):
-        first = unused_port()
-        taken = []
-        for port in range(first, first + count):
-            with socket.socket() as probe:
-                taken.append(probe.connect_ex(("127.0.0.1", port)) == 0)
-        if not any(taken) and first + count < 65536:
-            return first
-    pytest.fail("no free ports in a row")
-
-
 @pytest.fixture
 def engine(checkpoint):
     """Start engines one by one; they know each other."""
@@ -63,7 +50,7 @@ def advertised(engine, ranks):
 
 def test_every_data_parallel_rank_listens_where_the_metric_says(engine):
     """Four ranks behind one HTTP port: each has an index of its own, under the next port, and all are published (F26)."""
-    first = free_range(4)
+    first = unused_port(row=4)
     ranks = [engine("decode", first, index=rank) for rank in range(4)]
     addresses = {str(rank): f"127.0.0.1:{first + rank}" for rank in range(4)}
     assert {str(n): rank.side._decode._server.address for n, rank in enumerate(ranks)} == addresses
@@ -72,7 +59,7 @@ def test_every_data_parallel_rank_listens_where_the_metric_says(engine):
 
 def test_the_rank_that_holds_the_blocks_is_the_one_that_is_read(engine):
     """Prefill asks all ranks, wherever the load balancer put the turn (F26), and pulls from the one that served it."""
-    first = free_range(4)
+    first = unused_port(row=4)
     ranks = [engine("decode", first, index=rank) for rank in range(4)]
     prefill = engine("prefill", 1)
     sources = [f"127.0.0.1:{first + rank}" for rank in range(4)]
