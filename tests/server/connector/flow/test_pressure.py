@@ -187,6 +187,18 @@ def test_protected_turns_outlive_soft_ones(start):
     assert answers["later"].reuse[:2] == ("evicted", 0)
 
 
+def test_one_long_request_takes_every_unprotected_block_first(start):
+    """Also those that were freed after the protected ones and stand behind them in the pool's queue."""
+    pair = start()
+    soon = text(1, 100)
+    pair.decode.finish(pair.decode_alone(soon, 40, conversation="soon", protect=True))
+    pair.decode.finish(pair.decode.add(text(2, 20 * BLOCK - 4), 1, None))
+    pair.decode.finish(pair.decode.add(text(3, 50 * BLOCK - 4), 1, None))
+    longer = soon + cold(soon, 40) + text(3, 20)
+    answer = pair.prefill.finish(pair.ask(longer, conversation="soon"))
+    assert answer.reuse[:2] == ("hit", 128)
+
+
 def test_a_final_turn_releases_its_conversation(start):
     """Nothing follows: what it left is no longer offered, and a late reader is told why."""
     pair = start()
