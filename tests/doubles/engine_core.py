@@ -68,7 +68,8 @@ def unused_port(host: str = "127.0.0.1", *, row: int = 1) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     problem = OSError("no free ports")
     for _ in range(100):
-        first = random.randrange(18_000, 32_000 - row)
+        # Hypothesis seeds the usual generator, so two sessions would pick the same port.
+        first = random.SystemRandom().randrange(18_000, 32_000 - row)
         try:
             for port in range(first, first + row):
                 with socket.socket(family) as probe:

@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def quick_to_stop(monkeypatch):
     """An index thread looks up from its socket twice a second; tests start and stop many."""
-    monkeypatch.setattr(side_channel, "_STOP_POLL_MS", 20)
+    monkeypatch.setattr(side_channel, "_STOP_POLL_MS", 5)
 
 
 @pytest.fixture

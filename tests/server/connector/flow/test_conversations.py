@@ -96,7 +96,7 @@ def play(pair, move, prompt, number):
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 @pytest.mark.parametrize("caching", [True, False], ids=["prefix cache", "no prefix cache"])
 @given(story=st.lists(moves, min_size=2, max_size=8))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_answer_is_the_cold_one_and_every_block_comes_back(pairs, asynchronous, caching, story):
     """Whatever clients do and whatever goes wrong: cold answers, honest accounts, bounded steps, nothing left behind."""
     pair = pairs(asynchronous=asynchronous, caching=caching)

@@ -84,7 +84,7 @@ def play(sides, load, prompts):
             assert answer.finish == "length" or turn["gone_after"] is not None
 
 
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
