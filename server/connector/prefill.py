@@ -213,13 +213,15 @@ class PrefillReadback:
         for request_id, outcome in report.outcomes.items():
             turn = self._turns.get(request_id)
             # One rank's failure is final, whatever a slower rank reports later.
-            if turn is not None and turn.pull is not None and turn.remote_tokens:
-                self._end_read(request_id, turn, turn.pull, outcome)
+            if turn is not None and turn.verdict in {None, Reason.HIT}:
+                turn.verdict = outcome
 
     def over(self, request_ids: Iterable[str]) -> None:
-        """VLLM heard from every rank: whatever is still written to is in quarantine."""
+        """VLLM heard from every rank: the reads have their verdict, and whatever is still written to is in quarantine."""
         for request_id in request_ids:
-            self._reading_into.pop(request_id, None)
+            turn = self._turns.get(request_id)
+            if self._reading_into.pop(request_id, None) and turn is not None and turn.pull is not None:
+                self._end_read(request_id, turn, turn.pull, turn.verdict or Reason.TRANSFER_FAILED)
 
     def _end_read(self, request_id: str, turn: PrefillTurn, pull: readback.Pull, outcome: Reason) -> None:
         good = outcome is Reason.HIT

@@ -24,6 +24,7 @@ class PrefillTurn:
         offer: The best answer.
         pull: What was planned last; committed once `reading`.
         reading: A read was handed to the workers, at any time.
+        verdict: What the ranks said of it so far.
         remote_tokens: Tokens of that read; 0 after it failed.
         local_tokens: Prefill's own hit when it was asked last before a read.
         packed: The prompt's packed tokens, as far as they were looked up.
@@ -36,6 +37,7 @@ class PrefillTurn:
     offer: Offer | None = None
     pull: readback.Pull | None = None
     reading: bool = False
+    verdict: Reason | None = None
     remote_tokens: int = 0
     local_tokens: int = 0
     packed: bytes = b""

@@ -90,6 +90,22 @@ def _is_key(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and len(value) <= _LONGEST_KEY
 
 
+def is_handle(params: Mapping[str, Any]) -> bool:
+    """Whether `do_remote_prefill` says from where, as another engine writes it. VLLM's own code dies of one that does not."""
+    block_ids = params.get("remote_block_ids")
+    return (
+        isinstance(block_ids, list | tuple)
+        and bool(block_ids)
+        and all(isinstance(group, list | tuple) for group in block_ids)
+        and all(type(block_id) is int and block_id >= 0 for group in block_ids for block_id in group)
+        and all(
+            isinstance(params.get(key), str)
+            for key in ("remote_engine_id", "remote_request_id", "remote_host")
+        )
+        and type(params.get("remote_port")) is int
+    )
+
+
 def provable(request: Request) -> bool:
     """Whether token ids, media hashes, salt and adapter are all that decides this request's KV."""
     return (
@@ -148,7 +164,8 @@ def engine_identity(vllm_config: VllmConfig, block_size: int) -> str:
         model.get_total_num_hidden_layers(),
         cache.cache_dtype,
         block_size,
-        vllm_config.speculative_config is not None,
+        # Drafts from n-grams leave KV as it is, and help decode alone: prefill does without them.
+        vllm_config.speculative_config is not None and vllm_config.speculative_config.uses_draft_kv_cache(),
         model.hf_overrides if isinstance(model.hf_overrides, dict) else None,
         (media.mm_processor_kwargs, media.media_io_kwargs) if media is not None else None,
     )
@@ -157,14 +174,17 @@ def engine_identity(vllm_config: VllmConfig, block_size: int) -> str:
 
 def layout_objection(kv_cache_config: KVCacheConfig) -> str | None:
     """Why this model's KV cannot be proven block by block; None when it can."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: PLC0415
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec  # noqa: PLC0415
 
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         return f"it has {len(groups)} KV cache groups (sliding-window or state-space layers); only one is supported"
     spec = groups[0].kv_cache_spec
-    if not isinstance(spec, FullAttentionSpec):
+    # By name of class: vLLM derives layouts from full attention that drop or add blocks.
+    if type(spec) not in {FullAttentionSpec, MLAAttentionSpec}:
         return f"its KV cache is {type(spec).__name__}, not full attention"
+    if spec.non_causal:
+        return "its layers look ahead: a block depends on what follows it"
     return None
 
 

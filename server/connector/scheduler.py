@@ -21,6 +21,7 @@ from bidikv_server.connector.requests import (
     ended_well,
     engine_identity,
     fence_objection,
+    is_handle,
     layout_objection,
     may_have_met_a_stop_string,
     parallel_objection,
@@ -110,9 +111,13 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
 
     def on_new_request(self, request: Request) -> None:
         """Start a prefill request's lookup early, so that the answer is there when the scheduler asks."""
+        params = request.kv_transfer_params or {}
+        if params.get("do_remote_prefill") and not is_handle(params):
+            logger.warning("bidikv: request %s names no KV to fetch, computing it", request.request_id)
+            params["do_remote_prefill"] = False
         super().on_new_request(request)
         self.settle()
-        if self._prefill is not None and (request.kv_transfer_params or {}).get("do_remote_decode"):
+        if self._prefill is not None and params.get("do_remote_decode"):
             self._prefill.start(request)
 
     def get_num_new_matched_tokens(

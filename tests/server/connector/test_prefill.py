@@ -115,6 +115,12 @@ def settled(prefill, request, local_tokens=0):
     return prefill.matched_tokens("r", local_tokens)
 
 
+def end(prefill, outcome):
+    """The last rank reports, and vLLM hears of it."""
+    prefill.ended(ReadbackOutcomes({"r": outcome}))
+    prefill.over(["r"])
+
+
 def account(prefill, request):
     return prefill.account(request)["bidikv"]
 
@@ -142,7 +148,7 @@ def test_a_pull_reads_the_proven_blocks_into_the_allocated_ones(prefill, index):
     assert read.kv_transfer_params["remote_block_ids"] == (list(range(52, 58)),)
     assert read.kv_transfer_params["tp_size"] == 2
     assert (read.check.block_ids, read.check.generations) == (tuple(range(52, 58)), (3,) * 6)
-    prefill.ended(ReadbackOutcomes({"r": Reason.HIT}))
+    end(prefill, Reason.HIT)
     assert account(prefill, request) == {
         "v": 1, "reason": "hit", "prompt_tokens": 200, "remote_tokens": 96, "local_tokens": 32,
         "computed_tokens": 72, "diverged_at_token": None,
@@ -155,7 +161,7 @@ def test_a_failed_read_is_not_tried_again(prefill, index, outcome):
     request = Request([index(holding(8))])
     settled(prefill, request)
     prefill.commit("r", list(range(13)), 128)
-    prefill.ended(ReadbackOutcomes({"r": outcome}))
+    end(prefill, outcome)
     assert prefill.matched_tokens("r", 16) == (0, False)
     result = account(prefill, request)
     assert (result["reason"], result["remote_tokens"], result["computed_tokens"]) == (outcome, 0, 200)
@@ -166,7 +172,7 @@ def test_a_preempted_request_is_not_parked_again(prefill, index):
     request = Request([index(holding(8))])
     settled(prefill, request, local_tokens=16)
     prefill.commit("r", list(range(13)), 112)
-    prefill.ended(ReadbackOutcomes({"r": Reason.HIT}))
+    end(prefill, Reason.HIT)
     assert prefill.matched_tokens("r", 192) == (0, False)
     result = account(prefill, request)
     assert (result["remote_tokens"], result["local_tokens"], result["computed_tokens"]) == (112, 16, 72)
@@ -179,7 +185,7 @@ def test_one_ranks_failure_is_final(prefill, index):
     settled(prefill, request)
     prefill.commit("r", list(range(13)), 128)
     prefill.ended(ReadbackOutcomes({"r": Reason.TRANSFER_FAILED}))
-    prefill.ended(ReadbackOutcomes({"r": Reason.HIT}))
+    end(prefill, Reason.HIT)
     result = account(prefill, request)
     assert (result["reason"], result["remote_tokens"]) == (Reason.TRANSFER_FAILED, 0)
 
@@ -335,7 +341,7 @@ def test_what_became_of_reuse_is_counted(prefill, index):
     request = Request([index(holding(8))])
     settled(prefill, request)
     prefill.commit("r", list(range(13)), 128)
-    prefill.ended(ReadbackOutcomes({"r": Reason.HIT}))
+    end(prefill, Reason.HIT)
     prefill.account(request)
     events = {(metric, label): value for metric, label, value in prefill._stats.events}
     assert events["readbacks", "hit"] == 1
@@ -390,7 +396,7 @@ def play(prefill, address, monkeypatch, *, tokens, pull_s, compute_s):
         if offered:
             prefill.commit("r", list(range(1000)), offered)
             clock.now_s += pull_s
-            prefill.ended(ReadbackOutcomes({"r": Reason.HIT}))
+            end(prefill, Reason.HIT)
             prefill.runs("r")
         clock.now_s += compute_s * (tokens - offered)
         prefill.account(request)

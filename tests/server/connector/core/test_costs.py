@@ -13,13 +13,13 @@ seconds = st.floats(0.0, 1.0)
 
 @given(seconds, st.floats(0.0, 1e-2), st.lists(st.integers(1, 100_000), min_size=5, max_size=20))
 def test_a_line_is_found_again(fixed, slope, tokens):
-    """Observations on a line give that line back, or what they allow to tell of it."""
+    """The first observations on a line give that line back, or as much of it as they allow to tell."""
     line = CostLine()
-    for count in tokens:
+    for count in tokens[: int(ENOUGH)]:
         line.observe(count, fixed + slope * count, 0.0)
     assert line.known(0.0)
     found_fixed, found_slope = line.fixed_and_slope()
-    mean = sum(tokens) / len(tokens)
+    mean = sum(tokens[: int(ENOUGH)]) / int(ENOUGH)
     assert found_fixed + found_slope * mean == pytest.approx(fixed + slope * mean, rel=1e-6, abs=1e-9)
     assert found_fixed >= 0
     assert found_slope >= 0

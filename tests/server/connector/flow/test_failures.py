@@ -122,11 +122,6 @@ def test_two_good_ranks_are_one_hit(start):
     assert answer.tokens == cold(prompt, 1)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="each rank's good end is counted as a read of its own, also when another rank fails later",
-)
 @pytest.mark.parametrize("second_fails", [False, True], ids=["good", "failed"])
 def test_a_read_of_two_ranks_is_counted_once(start, second_fails):
     """The metrics count reads, not ranks: verified, or rejected, never both and never twice."""

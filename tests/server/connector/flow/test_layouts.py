@@ -92,21 +92,11 @@ def test_local_layers_that_keep_every_block_are_supported(config, specs):
     assert layout_objection(laid_out(config(), specs, hybrid=False)) is None
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the objection looks at the class only, and vLLM marks such layers by a field",
-)
 def test_layers_that_look_ahead_are_refused(config):
     """A prefix language model's block depends on later tokens of the prompt, so equal prefixes prove nothing."""
     assert layout_objection(laid_out(config(), [replace(FULL, non_causal=True)] * 2)) is not None
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="vLLM makes it a subclass of full attention, which the objection accepts",
-)
 def test_windows_over_generated_tokens_are_refused(config):
     """Reference sliding window: what decode generates sees less than the same tokens as part of a prompt do."""
     assert layout_objection(laid_out(config(), [RSWASpec(**HEADS, rswa_window=64)] * 2)) is not None
