@@ -140,20 +140,15 @@ def test_stock_dies_of_an_incomplete_handle_or_waits_for_ever(start, junk):
             pair.decode.idle(100)
 
 
-TTL_S = 0.3
+TTL_S = 0.2
 
 
 def expires(pair):
-    """Whether what decode retained is called expired soon after the engine's own TTL. Its own conversation would renew it."""
-    deadline = time.monotonic() + 6 * TTL_S
-    while time.monotonic() < deadline:
-        answer = pair.prefill.finish(pair.ask(OPENING + text(2, 40), conversation="another"))
-        pair.abandon()
-        pair.forget()
-        if answer.reuse[0] == "expired":
-            return True
-        time.sleep(0.02)
-    return False
+    """Whether what decode retained is called expired by the first who asks after the engine's own TTL."""
+    asked_at_s = time.monotonic() + 1.5 * TTL_S
+    while time.monotonic() < asked_at_s:
+        time.sleep(0.01)
+    return pair.prefill.finish(pair.ask(OPENING + text(2, 40))).reuse[0] == "expired"
 
 
 @pytest.mark.parametrize(
