@@ -596,6 +596,7 @@ def vllm_config(
     caching: bool = True,
     asynchronous: bool = False,
     drafts: int = 0,
+    dtype: str = "float32",
     **parallel: Any,
 ) -> VllmConfig:
     """An engine's configuration, as vLLM's own argument parser would make it."""
@@ -617,7 +618,7 @@ def vllm_config(
     }
     config = VllmConfig(
         model_config=ModelConfig(
-            model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=MAX_LEN, seed=0
+            model=str(model), skip_tokenizer_init=True, dtype=dtype, max_model_len=MAX_LEN, seed=0
         ),
         cache_config=cache,
         scheduler_config=SchedulerConfig(

@@ -355,7 +355,7 @@ def test_other_requests_run_while_a_lookup_is_under_way(start):
 
 def test_an_index_that_refuses_costs_a_recompute(start):
     """Engines that differ in what decides a block's bytes exchange none (F24)."""
-    pair = start(decode={"drafts": 2})
+    pair = start(decode={"dtype": "bfloat16"})
     prompt = OPENING + text(2, 60)
     pair.decode.finish(pair.decode_alone(OPENING, 10))
     pair.decode.idle(2)
