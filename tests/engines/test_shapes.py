@@ -42,19 +42,32 @@ def total(urls, name, label=""):
 
 
 def test_several_decode_engines_without_prefix_caching(play):
-    """A conversation stays on its engine; forks that go to the other one still read from where the blocks are."""
+    """A conversation stays on its engine; a fork that goes to the other one still reads from where the blocks are."""
     player = play(shape("llama", decode=2, decode_args=("--no-enable-prefix-caching",)))
     check_turns(player, REUSED)
     first = words(300, 1)
     history = [*first, *player.turn(first).token_ids]
-    forks = [[*history, *words(40, seed)] for seed in range(4)]
-    with ThreadPoolExecutor(len(forks)) as pool:
-        answers = list(pool.map(lambda n: player.turn(forks[n], session=f"{player.session}-{n}"), range(4)))
-    for fork, answer in zip(forks, answers, strict=True):
-        assert answer.reuse.reason == "hit"
-        assert answer.token_ids == player.cold(fork).token_ids
-    for url in player.cluster.decode_urls:
-        assert total([url], "bidikv:retained_turns_total", 'kind="retained"') > 0
+    # While its engine is busy with the conversation itself, a fork goes to the other one.
+    busy = player.client.completions.create(
+        model=player.model,
+        prompt=[*history, *words(40, 2)],
+        temperature=0,
+        max_tokens=3000,
+        stream=True,
+        extra_headers={"X-Session-ID": player.session},
+        extra_body={"cache_salt": player.salt, "ignore_eos": True},
+    )
+    next(busy)
+    fork = [*history, *words(40, 3)]
+    answer = player.turn(fork, session=f"{player.session}-fork")
+    busy.close()
+    assert answer.reuse.reason == "hit"
+    assert answer.token_ids == player.cold(fork).token_ids
+    assert total(player.cluster.decode_urls[1:], "vllm:request_success_total", 'finished_reason="length"') > 0
+    onward = [*fork, *answer.token_ids, *words(40, 4)]
+    answer = player.turn(onward, session=f"{player.session}-fork")
+    assert answer.reuse.reason == "hit"
+    assert answer.token_ids == player.cold(onward).token_ids
 
 
 def test_speculative_decoding_at_every_length(play):
@@ -128,8 +141,8 @@ def test_ranks_of_a_data_parallel_decode_engine(play):
         assert warm.reuse.reason == "hit"
         assert warm.token_ids == player.cold(second).token_ids
     for rank in (0, 1):
-        label = f'engine="{rank}",kind="retained"'
-        assert total(player.cluster.decode_urls, "bidikv:retained_turns_total", label) > 0
+        label = f'engine="{rank}",finished_reason="length"'
+        assert total(player.cluster.decode_urls, "vllm:request_success_total", label) > 0
 
 
 def test_ranks_of_a_tensor_parallel_decode_engine(play):
