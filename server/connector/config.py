@@ -81,6 +81,12 @@ class ConnectorConfig(BaseModel):
 
     def index_address(self, data_parallel_index: int) -> str:
         """`host:port` that prefill engines should ask for this rank (IPv6 hosts in brackets)."""
-        host = self.index_advertise or self.index_host
+        return self._address(self.index_advertise or self.index_host, data_parallel_index)
+
+    def listen_address(self, data_parallel_index: int) -> str:
+        """`host:port` that this rank's index binds to."""
+        return self._address(self.index_host, data_parallel_index)
+
+    def _address(self, host: str, data_parallel_index: int) -> str:
         port = self.index_port + data_parallel_index
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -19,6 +19,8 @@ from bidikv_server.connector.index_service import IndexService
 from bidikv_server.connector.side_channel import Server
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
@@ -45,6 +47,7 @@ class DecodeRetention:
         block_size: int,
         rank: int,
         connection: dict[str, Any],
+        registration: Callable[[], int] = lambda: 0,
     ) -> None:
         """Start listening.
 
@@ -64,10 +67,13 @@ class DecodeRetention:
         self._ahead = 0
         self._handed_out = 0
         self._index = IndexService(
-            identity, connection, block_pool.num_gpu_blocks, max_ttl_s=config.decoder_kv_blocks_ttl
+            identity,
+            connection,
+            block_pool.num_gpu_blocks,
+            max_ttl_s=config.decoder_kv_blocks_ttl,
+            registration=registration,
         )
-        host, port = config.index_host, config.index_port + rank
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = config.listen_address(rank)
         self._server = Server(
             address, self._index.answer, secret=config.secret.get_secret_value(), idle=self._index.sweep
         )

@@ -26,7 +26,13 @@ class IndexService:
     """Answers side-channel messages. Every method may be called from either thread."""
 
     def __init__(
-        self, identity: str, connection: dict[str, Any], num_blocks: int, *, max_ttl_s: float = math.inf
+        self,
+        identity: str,
+        connection: dict[str, Any],
+        num_blocks: int,
+        *,
+        max_ttl_s: float = math.inf,
+        registration: Callable[[], int] = lambda: 0,
     ) -> None:
         """Serve an empty index.
 
@@ -35,7 +41,9 @@ class IndexService:
             connection: What vLLM's NIXL pull needs to reach this engine's blocks; fields of `messages.Found`.
             num_blocks: Blocks of the pool.
             max_ttl_s: The longest time that a peer may renew for.
+            registration: How often the engine has registered its memory anew by now.
         """
+        self._registration = registration
         self._max_ttl_s = max_ttl_s
         self._identity = identity
         self._connection = connection
@@ -145,6 +153,7 @@ class IndexService:
                 reason=match.reason,
                 retained=match.retained,
                 **self._connection,
+                registration=self._registration(),
             )
         )
 
@@ -181,3 +190,9 @@ class IndexService:
     def _count(self, kind: str) -> None:
         with self._lock:
             self._asked[kind] += 1
+
+
+def refuse_all(why: str) -> Callable[[bytes], bytes]:
+    """The index of an engine that retains nothing: whoever asks is told so at once, instead of waiting in every turn."""
+    refusal = messages.encode(messages.Refused(messages.VERSION, why))
+    return lambda _: refusal

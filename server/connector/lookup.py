@@ -110,6 +110,11 @@ def _match(found: messages.Found, asked_blocks: int) -> Match | None:
         return None
     if any(not 0 <= block_id <= _MAX_BLOCK_ID for block_id in found.block_ids):
         return None
-    if found.reason not in set(Reason) or min(found.tp_size, found.pp_size) < 1 or found.dcp_size != 1:
+    if (
+        found.reason not in set(Reason)
+        or min(found.tp_size, found.pp_size) < 1
+        or found.dcp_size != 1
+        or found.registration < 0
+    ):
         return None
     return Match(tuple(found.block_ids), tuple(found.generations), Reason(found.reason), found.retained)

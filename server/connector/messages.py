@@ -44,6 +44,7 @@ class Found(msgspec.Struct, frozen=True, tag="found", array_like=True):
         generations: Their generations.
         reason: Of `Reason`.
         retained: When the prompt diverged: the packed tokens of the block that the conversation retained instead.
+        registration: How often decode registered its memory anew (vLLM 0.33: after a sleep); readers must know the last.
     """
 
     v: int
@@ -58,6 +59,7 @@ class Found(msgspec.Struct, frozen=True, tag="found", array_like=True):
     tp_size: int
     dcp_size: int
     pp_size: int
+    registration: int = 0
 
 
 class Validate(msgspec.Struct, frozen=True, tag="validate", array_like=True):

@@ -182,6 +182,7 @@ class PrefillReadback:
                     "tp_size": found.tp_size,
                     "dcp_size": found.dcp_size,
                     "pp_size": found.pp_size,
+                    "remote_registration_generation": found.registration,
                 },
                 check=ReadbackCheck(
                     index_address=offer.source,

@@ -14,6 +14,7 @@ from vllm.platforms import current_platform
 
 from bidikv_server.connector.config import ConnectorConfig, ConnectorConfigError
 from bidikv_server.connector.decode import DecodeRetention
+from bidikv_server.connector.index_service import refuse_all
 from bidikv_server.connector.metadata import BidiConnectorMetadata, ReadbackCheck, ReadbackOutcomes
 from bidikv_server.connector.prefill import PrefillReadback
 from bidikv_server.connector.requests import (
@@ -26,6 +27,7 @@ from bidikv_server.connector.requests import (
     may_have_met_a_stop_string,
     parallel_objection,
 )
+from bidikv_server.connector.side_channel import Server
 from bidikv_server.connector.stats import BidiStats
 
 if TYPE_CHECKING:
@@ -53,9 +55,10 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
                 "kv_connector_extra_config.bidirectional_kv_xfer: remove it; BidiNixlConnector replaces it"
             )
         self.stats = BidiStats()
-        self._retains = False
         self._decode: DecodeRetention | None = None
         self._prefill: PrefillReadback | None = None
+        self._refusing: Server | None = None
+        self._config = config
         if not config.readback:
             return
         if config.role == "prefill" and vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
@@ -73,13 +76,12 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
             objection = objection or fence_objection(vllm_config)
         if objection is not None:
             logger.warning("bidikv: no KV is reused from decode for this model: %s", objection)
-        self._config = config
         self._identity = engine_identity(vllm_config, self.block_size)
         if config.role == "prefill":
             self._prefill = PrefillReadback(
                 config, self._identity, self.block_size, self.stats, supported=objection is None
             )
-        self._retains = config.role == "decode" and objection is None
+        self._objection = objection
 
     def bind_block_pool(self, block_pool: BlockPool) -> None:
         """Take vLLM's block pool and start to serve; called once, before the first request.
@@ -89,9 +91,16 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
         """
         if self._prefill is not None:
             self._prefill.bind(block_pool)
-        if not self._retains:
+        if self._config.role == "prefill" or not self._config.readback:
             return
         parallel = self.vllm_config.parallel_config
+        if self._objection is not None:
+            self._refusing = Server(
+                self._config.listen_address(parallel.data_parallel_index),
+                refuse_all(f"decode retains nothing: {self._objection}"),
+                secret=self._config.secret.get_secret_value(),
+            )
+            return
         self._decode = DecodeRetention(
             self._config,
             block_pool,
@@ -107,6 +116,8 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
                 "dcp_size": parallel.decode_context_parallel_size,
                 "pp_size": parallel.pipeline_parallel_size,
             },
+            # From vLLM 0.33 on: a decode engine that slept registers its memory anew.
+            registration=lambda: getattr(self, "_registration_generation", 0),
         )
 
     def on_new_request(self, request: Request) -> None:
@@ -221,3 +232,5 @@ class BidiConnectorScheduler(NixlPullConnectorScheduler):
             self._decode.close()
         if self._prefill is not None:
             self._prefill.close()
+        if self._refusing is not None:
+            self._refusing.close()

@@ -230,3 +230,10 @@ def test_stop_strings_are_found_outside_the_engine():
     """The engine core gets them with the sampling parameters and ends such a request as aborted."""
     assert "stop" in SamplingParams.__struct_fields__
     assert "reqs_to_abort" in source(OutputProcessor.process_outputs)
+
+
+def test_a_new_registration_is_read_where_we_write_it():
+    """From vLLM 0.33 on, a reader is told how often its peer registered memory anew, under this name."""
+    told = "remote_registration_generation" in source(metadata.NixlConnectorMetadata)
+    assert told == ("_registration_generation" in source(base_scheduler.NixlBaseConnectorScheduler.__init__))
+    assert told == (not vllm.__version__.startswith("0.32."))

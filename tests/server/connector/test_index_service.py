@@ -139,3 +139,10 @@ def test_an_older_peer_is_told_its_version():
         reply = messages.decode(index.answer(data))
         assert f"version {messages.VERSION}" in reply.message
     assert index.take_counts()[0] == {"refused": 3}
+
+
+def test_readers_learn_of_a_new_registration():
+    """A decode engine that slept registers its memory anew; a read with the old registration would miss it."""
+    registrations = iter([0, 3])
+    index = IndexService("identity", CONNECTION, 64, registration=lambda: next(registrations))
+    assert [ask(index, LOOKUP).registration for _ in range(2)] == [0, 3]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engine_core import BLOCK, Engine, text, vllm_config
+from engine_core import BLOCK, Engine, text, unused_port, vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_scheduler
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
@@ -23,7 +23,9 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from bidikv_server import wire
+from bidikv_server.connector import messages
 from bidikv_server.connector.requests import layout_objection, parallel_objection
+from bidikv_server.connector.side_channel import Client
 
 HEADS = {"block_size": BLOCK, "num_kv_heads": 2, "head_size": 16, "dtype": torch.float32}
 FULL = FullAttentionSpec(**HEADS)
@@ -56,7 +58,7 @@ def config(checkpoint):
     """An engine's configuration, readback on; `role` and vLLM's settings vary."""
 
     def config(role="prefill", **settings):
-        extra = {"bidikv": {"role": role}}
+        extra = {"bidikv": {"role": role, "index_port": unused_port("127.0.0.1")}}
         return vllm_config(
             checkpoint, extra=extra, kv_role="kv_both" if role == "prefill" else "kv_consumer", **settings
         )
@@ -145,7 +147,7 @@ def test_prefill_with_a_refused_layout_says_so_per_request(engine, specs):
 
 @pytest.mark.parametrize("specs", [specs for specs, _ in REFUSED.values()][:6], ids=list(REFUSED)[:6])
 def test_decode_with_a_refused_layout_retains_nothing(engine, specs):
-    """It serves no index, and every block is free when the request has ended."""
+    """Whoever asks is told so at once, and every block is free when the request has ended."""
     decode = engine("decode", specs)
     free = decode.free_blocks
     leg = wire.decode_leg({}, conversation="c", salt="s", retain_s=60.0)
@@ -154,6 +156,13 @@ def test_decode_with_a_refused_layout_retains_nothing(engine, specs):
     decode.idle(2)
     assert decode.side._decode is None
     assert decode.free_blocks == free
+    client = Client()
+    try:
+        question = messages.encode(messages.Lookup(messages.VERSION, "identity", "c", b""))
+        reply = client.submit(decode.side._config.listen_address(0), question, timeout_s=10).result()
+    finally:
+        client.close()
+    assert "retains nothing" in messages.decode(reply).message
 
 
 def test_a_host_buffer_is_refused_with_a_reason(config, monkeypatch, caplog):
