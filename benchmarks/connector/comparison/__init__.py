@@ -1,0 +1,1 @@
+"""BidiNixlConnector and vLLM's stock NixlConnector side by side, on real engines; `../compare.py` runs it."""

