@@ -15,6 +15,10 @@ _TOWN: Final = (
     "The new bakery opened at the corner of the square. Every morning the baker carried the flour and made the bread. "
     "People from the whole town came in, and the baker told them stories about his garden. "
 )
+_FARM: Final = (
+    "The quiet farmer lived on a hill behind the forest. Every autumn the farmer picked the apples and fed the horses. "
+    "Children from the valley walked up, and the farmer taught them the names of the birds. "
+)
 
 
 def _ask(text: str) -> Messages:
@@ -61,8 +65,8 @@ DIVERGENCES: Final = (
     ),
     Divergence(
         "edited in the middle",
-        _ask(_SEA * 3 + "The keeper's dog was called Bruno. " + _SEA * 2 + "What was the name of the dog?"),
-        _ask(_SEA * 3 + "The keeper's cat was called Minka. " + _SEA * 2 + "What was the name of the cat?"),
+        _ask(_SEA * 2 + _TOWN * 4 + "What did the baker do every morning? Tell me about the bread."),
+        _ask(_SEA * 2 + _FARM * 4 + "What did the farmer do every autumn? Tell me about the hill."),
     ),
     Divergence(
         "another prompt of about the same length",
@@ -71,8 +75,8 @@ DIVERGENCES: Final = (
     ),
     Divergence(
         "compacted: the middle removed",
-        _ask(_SEA * 3 + _TOWN * 4 + "What did the keeper write? Answer in one sentence."),
-        _ask(_SEA * 3 + _SEA + "What did the keeper write? Answer in one sentence."),
+        _ask(_SEA * 2 + _TOWN * 3 + _FARM * 4 + "What did the farmer do every autumn?"),
+        _ask(_SEA * 2 + _FARM * 4 + "What did the farmer do every autumn?"),
     ),
     Divergence(
         "rewound: the first question again",

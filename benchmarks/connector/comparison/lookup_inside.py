@@ -81,10 +81,10 @@ def _measure(cluster: TimedCluster, blocks: int, repetitions: int, say: Callable
     rng = Random(blocks)  # noqa: S311
     words = range(100, tiny_model.VOCABULARY)
     prompt = [rng.choice(words) for _ in range(blocks * BLOCK_TOKENS + 8)]
-    names = {"conversation": uuid.uuid4().hex, "salt": "benchmark"}
+    conversation, salt = uuid.uuid4().hex, "benchmark"
     marks = _Marks(cluster)
     say(f"  {blocks} blocks: decode computes and records the prompt")
-    retained = wire.decode_leg({}, retain_s=_HOUR_S, **names)
+    retained = wire.decode_leg({}, conversation=conversation, salt=salt, retain_s=_HOUR_S)
     post(f"{decode}/v1/completions", _body(cluster, prompt, retained), timeout_s=_HOUR_S)
     recording = marks.new("decode-0")["request_finished"][-1]
     marks.new("prefill-0")
@@ -92,7 +92,7 @@ def _measure(cluster: TimedCluster, blocks: int, repetitions: int, say: Callable
     pulled = []
     for _ in range(repetitions):
         asked = [*prompt, *(rng.choice(words) for _ in range(16))]
-        leg = wire.prefill_leg(sources=[source], **names)
+        leg = wire.prefill_leg(conversation=conversation, salt=salt, sources=[source])
         answer = post(f"{prefill}/v1/completions", _body(cluster, asked, leg), timeout_s=_HOUR_S).body
         account = answer["kv_transfer_params"][wire.KEY]
         pulled.append(account["remote_tokens"] // BLOCK_TOKENS)

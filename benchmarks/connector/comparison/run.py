@@ -17,7 +17,7 @@ from comparison.players import OurPlayer, StockPlayer
 from comparison.results import Result, Side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from comparison.players import Player
 
@@ -76,7 +76,7 @@ class Comparison:
         result.seconds = round(time.monotonic() - self._started_s, 1)
         return result
 
-    def _play(self, player: Player, parts: list[str], side: Side) -> None:
+    def _play(self, player: Player, parts: Sequence[str], side: Side) -> None:
         if "idle" in parts:
             before = idle.before_retention(player, self.idle_s, self.say)
             side.idle = idle.while_retaining(player, self.idle_s, before, self.say)
@@ -86,6 +86,9 @@ class Comparison:
             for stream in (True, False):
                 side.streaming.append(streamed.measure(player, self.say, stream=stream))
         if "pressure" in parts:
+            if len(parts) > 1:
+                self.say("restarting decode, so that nothing is held")
+                player.cluster.restart(idle.DECODE)
             side.pressure = pressure.measure(player, self.say)
 
 

@@ -42,7 +42,7 @@ class Run:
         cpu_per_token_s: Processor time of the decode engine's process tree per generated token.
         retained_blocks: Readable on decode before the load.
         protected_blocks: Of these, protected.
-        lost_blocks: Retained blocks that were handed out under the load and its preparation.
+        lost_blocks: Retained blocks that were handed out under the load.
         preemptions: Requests that were preempted.
     """
 

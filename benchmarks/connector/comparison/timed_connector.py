@@ -57,7 +57,7 @@ def _timed_chain(*arguments: Any, **options: Any) -> Any:
     return chain
 
 
-side_channel.Client.submit = _timed_submit  # type: ignore[method-assign]
+side_channel.Client.submit = _timed_submit  # type: ignore[method-assign, assignment]
 digests.chain = _timed_chain
 
 
