@@ -2,13 +2,14 @@
 
     python benchmarks/connector/compare.py [--only PART ...] [--repetitions N] [--json FILE]
 
-Real engines, real NIXL, a real model (SmolLM2-135M; a tiny random one for `lookup`). Parts:
+Real engines, real NIXL, a real model (SmolLM2-135M; a tiny random one for `overhead` and `lookup`). Parts:
 
     idle        processor time and blocks that an idle decode engine pays for what it retains
     answers     answers to histories that changed, token for token against cold runs, and plain requests after them
     streaming   streamed warm turns whose prefill read anything from decode
     pressure    short conversations that need more blocks than decode has
     throughput  decode's speed with its pool full of retained blocks and with retention off, in one process (ours only)
+    overhead    the same with a tiny model, where the engine's own work is all there is (ours only)
     lookup      lookup and verification inside engines, up to 8,192 blocks (ours only)
 
 Exit code 1 if one of our answers was wrong.
@@ -35,7 +36,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help="leave the other parts out")
-    parser.add_argument("--repetitions", type=int, default=3, help="ABBA runs of `throughput` (default: 3)")
+    parser.add_argument(
+        "--repetitions", type=int, default=3, help="ABBA runs of `throughput` and `overhead` (default: 3)"
+    )
     parser.add_argument("--idle-seconds", type=float, default=20.0, help="window of `idle` (default: 20)")
     parser.add_argument("--json", type=Path, help="write everything here")
     arguments = parser.parse_args()

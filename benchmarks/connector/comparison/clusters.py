@@ -73,6 +73,9 @@ def _timed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    """What engines need to import our modules and to empty their prefix cache on demand."""
+    """What engines need to import our modules and to empty their prefix cache on demand, and one thread for each.
+
+    With two threads each on two cores, an engine's threads wait for one another whenever anything else runs.
+    """
     paths = [str(_HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(paths), "VLLM_SERVER_DEV_MODE": "1"}
+    return {"PYTHONPATH": os.pathsep.join(paths), "VLLM_SERVER_DEV_MODE": "1", "OMP_NUM_THREADS": "1"}

@@ -69,12 +69,13 @@ def _rows(result: Result) -> Iterator[tuple[str, str, str, bool | None]]:
             _answered(pressure),
             met,
         )
-    if load := result.throughput:
-        met = costs_nothing(load.throughput, load.per_token, load.preemptions)
-        yield "decode tokens/s, retention full / off", "", str(load.throughput), met
-        yield "time per output token, full / off", "", str(load.per_token), met
-        yield "processor time per output token, full / off", "", str(load.cpu_per_token), None
-        yield "preemptions under that load", "", str(load.preemptions), load.preemptions == 0
+    for name, load in (("", result.throughput), (", tiny model", result.overhead)):
+        if load:
+            met = costs_nothing(load.throughput, load.per_token, load.preemptions)
+            yield f"decode tokens/s, retention full / off{name}", "", str(load.throughput), met
+            yield f"time per output token, full / off{name}", "", str(load.per_token), met
+            yield f"processor time per output token, full / off{name}", "", str(load.cpu_per_token), None
+            yield f"preemptions under that load{name}", "", str(load.preemptions), load.preemptions == 0
 
 
 def _lookup_lines(result: Result) -> Iterator[str]:

@@ -40,6 +40,7 @@ class Result:
     stock: Side = field(default_factory=Side)
     ours: Side = field(default_factory=Side)
     throughput: Throughput | None = None
+    overhead: Throughput | None = None
     lookup: list[Inside] = field(default_factory=list)
 
     def right(self) -> bool:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Final
 import bidikv
 from bidikv_server.launch.machine import core_count, installed_version
 from bidikv_server.launch.model import prepare_smollm2
-from comparison import clusters, idle, lookup_inside, pressure, streamed, throughput, wrong_answers
+from comparison import (
+    clusters,
+    idle,
+    lookup_inside,
+    pressure,
+    streamed,
+    throughput,
+    tiny_model,
+    wrong_answers,
+)
 from comparison.players import OurPlayer, StockPlayer
 from comparison.results import Result, Side
 
@@ -20,13 +29,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from comparison.players import Player
+    from comparison.throughput import Throughput
 
 SHARED: Final = ("idle", "answers", "streaming", "pressure")
 """Parts that stock and ours both play, in the order in which they are played: stock pins more with each."""
-PARTS: Final = (*SHARED, "throughput", "lookup")
+PARTS: Final = (*SHARED, "throughput", "overhead", "lookup")
 BLOCKS: Final = 400
-"""Of each engine: enough for what stock pins until `pressure`, few enough to fill with retained turns."""
+"""Of each engine: enough for what stock pins until `pressure`, few enough for `pressure` to fill."""
 ENGINE_ARGS: Final = ("--max-model-len", "4096", "--num-gpu-blocks-override", str(BLOCKS))
+FEW_BLOCKS_ARGS: Final = ("--max-model-len", "2048", "--num-gpu-blocks-override", "96")
+"""For `throughput`, which hands every block out before each run."""
+TINY_MAX_TOKENS: Final = 2048
+TINY_ARGS: Final = (
+    *("--max-model-len", str(TINY_MAX_TOKENS)),
+    *("--num-gpu-blocks-override", "2000"),
+    # Its steps are so short that the API server would be what is measured.
+    *("--stream-interval", "32"),
+)
 
 
 @dataclass(slots=True)
@@ -62,19 +81,31 @@ class Comparison:
             with clusters.stock(model, ENGINE_ARGS, self.say) as cluster:
                 self.say(f"logs in {cluster.log_dir}")
                 self._play(StockPlayer(cluster), shared, result.stock)
-        if shared or "throughput" in self.parts:
             self.say("BidiNixlConnector")
             with clusters.ours(model, ENGINE_ARGS, self.say) as cluster:
                 self.say(f"logs in {cluster.log_dir}")
                 self._play(OurPlayer(cluster), shared, result.ours)
-                if "throughput" in self.parts:
-                    result.throughput = throughput.measure(cluster, self.repetitions, self.say)
+        if "throughput" in self.parts:
+            self.say("BidiNixlConnector, few blocks")
+            with clusters.ours(model, FEW_BLOCKS_ARGS, self.say) as cluster:
+                self.say(f"logs in {cluster.log_dir}")
+                result.throughput = throughput.measure(cluster, throughput.REAL, self.repetitions, self.say)
+        if "overhead" in self.parts:
+            self.say("BidiNixlConnector with a tiny model, some blocks")
+            with _scratch() as folder:
+                result.overhead = self._overhead(folder)
         if "lookup" in self.parts:
             self.say("BidiNixlConnector with a tiny model")
             with _scratch() as folder:
                 result.lookup = lookup_inside.measure(folder, 2 * self.repetitions + 1, self.say)
         result.seconds = round(time.monotonic() - self._started_s, 1)
         return result
+
+    def _overhead(self, folder: Path) -> Throughput:
+        model = tiny_model.write(folder, TINY_MAX_TOKENS)
+        with clusters.ours(model, TINY_ARGS, self.say) as cluster:
+            self.say(f"logs in {cluster.log_dir}")
+            return throughput.measure(cluster, throughput.TINY, self.repetitions, self.say)
 
     def _play(self, player: Player, parts: Sequence[str], side: Side) -> None:
         if "idle" in parts:

@@ -10,7 +10,7 @@ import uuid
 from dataclasses import dataclass, field
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bidikv_server import wire
 from comparison.calls import Event, events, fan_out, page, post
@@ -23,12 +23,26 @@ if TYPE_CHECKING:
 
     from bidikv_server.launch.cluster import Cluster
 
-REQUESTS, AT_ONCE, PROMPT_TOKENS, ANSWER_TOKENS = 16, 8, 64, 96
 _FILL_AT_ONCE = 16
 _PROTECT_EVERY = 3
 """Every third turn says when it comes back: more of them than the budget, a quarter of the blocks, has room for."""
 _RETAIN_S = 480.0
 _WORDS = range(1000, 40000)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One load: how many requests, how many of them at once, how many tokens each."""
+
+    requests: int
+    at_once: int
+    prompt_tokens: int
+    answer_tokens: int
+
+
+REAL: Final = Shape(requests=16, at_once=8, prompt_tokens=64, answer_tokens=64)
+TINY: Final = Shape(requests=64, at_once=16, prompt_tokens=64, answer_tokens=512)
+"""For a model whose steps take next to no time, so that what is left is what the engine does besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +82,9 @@ class Throughput:
     preemptions: int
 
 
-def measure(cluster: Cluster, repetitions: int, say: Callable[[str], None]) -> Throughput:
+def measure(cluster: Cluster, shape: Shape, repetitions: int, say: Callable[[str], None]) -> Throughput:
     """Interleaved runs, each after one pass of short turns over the whole pool, retained or not."""
-    load = _Load(cluster)
+    load = _Load(cluster, shape)
     load.prepare("B")
     load.run("B")
     runs = []
@@ -80,7 +94,7 @@ def measure(cluster: Cluster, repetitions: int, say: Callable[[str], None]) -> T
         last = runs[-1]
         say(
             f"  retention {'full' if kind == 'A' else 'off '}: {last.tokens_per_s:.1f} tokens/s, "
-            f"{last.per_token_s * 1000:.1f} ms per token, {last.cpu_per_token_s * 1000:.1f} ms CPU per token, "
+            f"{last.per_token_s * 1000:.2f} ms per token, {last.cpu_per_token_s * 1000:.2f} ms CPU per token, "
             f"{last.retained_blocks} of {load.blocks} blocks retained ({last.protected_blocks} protected), "
             f"{last.lost_blocks} lost"
         )
@@ -97,6 +111,7 @@ def measure(cluster: Cluster, repetitions: int, say: Callable[[str], None]) -> T
 @dataclass(slots=True)
 class _Load:
     cluster: Cluster
+    shape: Shape
     blocks: int = 0
     _decode: str = ""
     _rng: Random = field(default_factory=lambda: Random(3))  # noqa: S311
@@ -114,13 +129,14 @@ class _Load:
     def run(self, kind: str) -> Run:
         """Measure one load of `kind`."""
         before = page(self._decode)
-        bodies = [self._body(kind, PROMPT_TOKENS, ANSWER_TOKENS) for _ in range(REQUESTS)]
+        shape = self.shape
+        bodies = [self._body(kind, shape.prompt_tokens, shape.answer_tokens) for _ in range(shape.requests)]
         group = self.cluster.group_of(DECODE)
         started_s, used_s = time.monotonic(), cpu_seconds(group)
-        per_token = fan_out(self._stream, bodies, AT_ONCE)
+        per_token = fan_out(self._stream, bodies, shape.at_once)
         seconds, used_s = time.monotonic() - started_s, cpu_seconds(group) - used_s
         after = page(self._decode)
-        tokens = REQUESTS * ANSWER_TOKENS
+        tokens = shape.requests * shape.answer_tokens
         retained = {
             name: int(before.value("bidikv:retained_tokens", **{"class": name})) // BLOCK_TOKENS
             for name in ("soft", "protected")
@@ -139,7 +155,7 @@ class _Load:
     def _stream(self, body: dict[str, Any]) -> float:
         parts = events(f"{self._decode}/v1/completions", {**body, "stream": True})
         arrivals_s = [part.at_s for part in parts if isinstance(part, Event) and part.body.get("choices")]
-        return time_per_token(arrivals_s, ANSWER_TOKENS)
+        return time_per_token(arrivals_s, self.shape.answer_tokens)
 
     def _body(self, kind: str, tokens: int, answer_tokens: int) -> dict[str, Any]:
         self._asked += 1
