@@ -62,6 +62,14 @@ def test_throughput_verdict(throughput, per_token, preemptions, good):
     assert figures.costs_nothing(*ratios, preemptions) is good
 
 
+def test_a_noisy_machine_gives_no_verdict():
+    """Where neighbouring runs disagree by more than the target, only a preemption is certain."""
+    noisy, steady = Ratio(1.0, 0.9, 1.2), Ratio(1.0, 0.98, 1.02)
+    assert figures.costs_nothing(noisy, steady, 0) is None
+    assert figures.costs_nothing(steady, noisy, 0) is None
+    assert figures.costs_nothing(noisy, noisy, 1) is False
+
+
 @pytest.mark.parametrize(
     ("blocks", "lookup_ms", "fast"),
     [(2048, 8.9, True), (2048, 9.9, False), (8192, 39.0, False), (64, 99.0, None)],

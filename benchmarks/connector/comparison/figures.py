@@ -13,6 +13,8 @@ IDLE_LIMIT: Final = 0.03
 """Largest share of a core that retention may cost an idle decode engine."""
 THROUGHPUT_LIMIT: Final = 0.02
 """Largest loss of decode throughput, and growth of the time per token, with retention full."""
+STEADY_SPREAD: Final = 0.1
+"""Largest distance between the ratios of neighbouring runs on a machine that is quiet enough."""
 LOOKUP_LIMITS_MS: Final = {2048: 10.0, 8192: 40.0}
 """Longest lookup with verification, by blocks of the prompt."""
 
@@ -30,6 +32,11 @@ class Ratio:
     of_medians: float
     low: float
     high: float
+
+    @property
+    def steady(self) -> bool:
+        """Whether neighbouring runs agree well enough for a verdict on their medians."""
+        return self.high - self.low <= STEADY_SPREAD
 
     def __str__(self) -> str:
         return f"{self.of_medians:.3f} ({self.low:.3f} to {self.high:.3f})"
@@ -75,13 +82,16 @@ def idle_is_free(before: float, retaining: float) -> bool:
     return retaining - before < IDLE_LIMIT
 
 
-def costs_nothing(throughput: Ratio, per_token: Ratio, preemptions: int) -> bool:
-    """Whether retention takes no more than `THROUGHPUT_LIMIT` of either, and preempts nothing."""
-    return (
-        throughput.of_medians >= 1 - THROUGHPUT_LIMIT
-        and per_token.of_medians <= 1 + THROUGHPUT_LIMIT
-        and preemptions == 0
-    )
+def costs_nothing(throughput: Ratio, per_token: Ratio, preemptions: int) -> bool | None:
+    """Whether retention takes no more than `THROUGHPUT_LIMIT` of either, and preempts nothing.
+
+    None where the machine was too noisy to say.
+    """
+    if preemptions:
+        return False
+    if not (throughput.steady and per_token.steady):
+        return None
+    return throughput.of_medians >= 1 - THROUGHPUT_LIMIT and per_token.of_medians <= 1 + THROUGHPUT_LIMIT
 
 
 def lookup_is_fast(blocks: int, lookup_ms: float, validation_ms: float) -> bool | None:

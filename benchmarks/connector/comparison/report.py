@@ -33,7 +33,7 @@ def lines(result: Result) -> Iterator[str]:
     yield from NOTES
 
 
-def _rows(result: Result) -> Iterator[tuple[str, str, str, bool | None]]:
+def _rows(result: Result) -> Iterator[tuple[str, str, str, bool | str | None]]:
     stock, ours = result.stock, result.ours
     if stock.answers or ours.answers:
         right = not any(judged.wrong for judged in ours.answers)
@@ -72,8 +72,9 @@ def _rows(result: Result) -> Iterator[tuple[str, str, str, bool | None]]:
     for name, load in (("", result.throughput), (", tiny model", result.overhead)):
         if load:
             met = costs_nothing(load.throughput, load.per_token, load.preemptions)
-            yield f"decode tokens/s, retention full / off{name}", "", str(load.throughput), met
-            yield f"time per output token, full / off{name}", "", str(load.per_token), met
+            verdict = "too noisy" if met is None else met
+            yield f"decode tokens/s, retention full / off{name}", "", str(load.throughput), verdict
+            yield f"time per output token, full / off{name}", "", str(load.per_token), verdict
             yield f"processor time per output token, full / off{name}", "", str(load.cpu_per_token), None
             yield f"preemptions under that load{name}", "", str(load.preemptions), load.preemptions == 0
 
@@ -121,5 +122,7 @@ def _answered(pressure: Pressure | None) -> str:
     return f"{pressure.answered} of {pressure.turns}, {pressure.preemptions} preemptions, {held}"
 
 
-def _word(met: bool | None) -> str:  # noqa: FBT001
+def _word(met: bool | str | None) -> str:  # noqa: FBT001
+    if isinstance(met, str):
+        return met
     return "" if met is None else "yes" if met else "NO"
