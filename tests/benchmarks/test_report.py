@@ -34,7 +34,7 @@ def result():
     )
     even = Ratio(1.0, 0.99, 1.01)
     load = Throughput(400, [], even, even, even, 0)
-    inside = Inside(2048, 7, 2048, 9.0, 6.0, 6.5, 0.5, 3.0, 2.0, 8.0)
+    inside = Inside(2048, 7, 2048, 12.0, 9.0, 6.0, 6.5, 0.5, 3.0, 2.0, 8.0)
     return Result("0", "0.32", "m", 2, ("--x",), stock=stock, ours=ours, throughput=load, lookup=[inside])
 
 
