@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bidikv_server.launch.cluster import Cluster, ClusterSpec
-from bidikv_server.launch.recipe import RECOMPUTE_THRESHOLD_TOKENS, RETENTION_TTL_S, kv_transfer_config
+from bidikv_server.launch.recipe import ReuseSettings, kv_transfer_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +28,8 @@ def stock(model: Path, engine_args: tuple[str, ...], say: Callable[[str], None])
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
             "bidirectional_kv_xfer": True,
-            "decoder_kv_blocks_ttl": RETENTION_TTL_S,
-            "kv_recompute_threshold": RECOMPUTE_THRESHOLD_TOKENS,
+            "decoder_kv_blocks_ttl": ReuseSettings().retention_ttl_s,
+            "kv_recompute_threshold": ReuseSettings().recompute_threshold,
         },
     }
     # The last of two settings is the one that argparse keeps.

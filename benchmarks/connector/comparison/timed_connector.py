@@ -53,7 +53,7 @@ def _timed_chain(*arguments: Any, **options: Any) -> Any:
     """Log what hashing one prompt takes."""
     started_s = time.perf_counter()
     chain = _chain(*arguments, **options)
-    _tell("digests", time.perf_counter() - started_s, blocks=len(chain))
+    _tell("digests", time.perf_counter() - started_s, blocks=len(chain.digests))
     return chain
 
 
