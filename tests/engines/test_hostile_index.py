@@ -192,8 +192,9 @@ def test_another_tenants_salt_finds_nothing(cluster):
     assert ids == direct.cold(prompt)
 
 
-def test_the_index_answers_while_its_engine_computes(direct):
+def test_the_index_answers_while_its_engine_computes(cluster):
     """A long step holds the engine's own thread, not the index's."""
+    direct = Direct(cluster)
     client = Client(secret=direct.cluster.secret)
     question = messages.encode(messages.Lookup(messages.VERSION, "nobody's identity", "c", b""))
     body = {"model": direct.cluster.model_name, "prompt": STORY * 70, "max_tokens": 1}
