@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from bidikv_server.router.access import Access
 from bidikv_server.router.core.conversations import ConversationTable
 from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.ids import EngineUrl
@@ -16,7 +17,7 @@ from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, 
 from bidikv_server.router.metrics import RouterMetrics
 from bidikv_server.router.probes import Prober
 from bidikv_server.router.replies import Receive, Reply, Scope, Send
-from bidikv_server.router.routes import ClientGone, Routes, read_body
+from bidikv_server.router.routes import ClientGone, Routes, headers_of, read_body
 from bidikv_server.router.turns import TurnService
 from bidikv_server.router.upstream import EngineClient
 
@@ -54,6 +55,7 @@ class RouterApp:
             idle_s=settings.conversation_idle_s,
         )
         self.metrics = RouterMetrics()
+        self._access = Access(settings)
         self._client = EngineClient(connect_timeout_s=settings.connect_timeout_s)
         self._prober = Prober(
             self._client,
@@ -62,7 +64,14 @@ class RouterApp:
             timeout_s=settings.probe_timeout_s,
         )
         turns = TurnService(settings, self.engines, self.table, self._client, self.metrics)
-        routes = Routes(settings, self.engines, self._client, self.metrics, turns)
+        routes = Routes(
+            settings,
+            engines=self.engines,
+            client=self._client,
+            metrics=self.metrics,
+            turns=turns,
+            access=self._access,
+        )
         self._endpoints: dict[str, dict[str, Endpoint]] = {
             CHAT_PATH: {"POST": routes.turn},
             COMPLETIONS_PATH: {"POST": routes.turn},
@@ -81,6 +90,9 @@ class RouterApp:
     async def _request(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         try:
             endpoint = self._endpoint(scope)
+            if scope["path"].startswith("/v1/"):
+                # Before the body: whoever has no key costs no memory.
+                self._access.tenant(headers_of(scope))
             raw = await read_body(scope, receive, self._settings.max_body_bytes)
             await _while_connected(endpoint(scope, raw, reply), receive)
         except ClientGone:

@@ -40,6 +40,16 @@ class BadRequest(RouterFault):
     status, code, kind = 400, "invalid_request", "invalid_request_error"
 
 
+class Unauthorized(RouterFault):
+    """The request carries no key that is known here. What it carries is not repeated."""
+
+    status, code, kind = 401, "invalid_api_key", "invalid_request_error"
+
+    def __init__(self, *, missing: bool) -> None:
+        said = "No API key was given" if missing else "The API key is not known here"
+        super().__init__(f"{said}: send a valid one as 'Authorization: Bearer KEY'.")
+
+
 class NotFound(RouterFault):
     """No such endpoint."""
 

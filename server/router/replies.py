@@ -60,4 +60,6 @@ class Reply:
         headers = [(b"content-type", b"application/json")]
         if fault.retry_after_s is not None:
             headers.append((b"retry-after", str(fault.retry_after_s).encode()))
+        if fault.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
         await self.whole(fault.status, headers, error_bytes(fault))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.ids import accept_request_id
@@ -14,14 +14,12 @@ from bidikv_server.router.metrics import CONTENT_TYPE, RouterMetrics
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bidikv_server.router.access import Access
     from bidikv_server.router.core.engines import EngineSnapshot
     from bidikv_server.router.replies import Receive, Reply, Scope
     from bidikv_server.router.settings import RouterSettings
     from bidikv_server.router.turns import TurnService
     from bidikv_server.router.upstream import EngineClient
-
-_PASSED_ON: Final = ("authorization", "traceparent", "tracestate")
-"""Client headers that engines get as they are."""
 
 
 class ClientGone(Exception):  # noqa: N818
@@ -34,16 +32,19 @@ class Routes:
     def __init__(
         self,
         settings: RouterSettings,
+        *,
         engines: EngineTable,
         client: EngineClient,
         metrics: RouterMetrics,
         turns: TurnService,
+        access: Access,
     ) -> None:
         self._settings = settings
         self._engines = engines
         self._client = client
         self._metrics = metrics
         self._turns = turns
+        self._access = access
 
     async def turn(self, scope: Scope, raw: bytes, reply: Reply) -> None:
         """POST /v1/chat/completions and /v1/completions."""
@@ -51,10 +52,10 @@ class Routes:
         request_id = accept_request_id(headers.get("x-request-id")) or uuid.uuid4().hex
         reply.extra[b"x-request-id"] = request_id.encode()
         try:
-            request = read_request(scope["path"], raw, headers)
+            request = read_request(scope["path"], raw, headers, tenant=self._access.tenant(headers))
         except InvalidRequest as invalid:
             raise BadRequest(str(invalid), param=invalid.param) from invalid
-        passed_on = {name: headers[name] for name in _PASSED_ON if name in headers}
+        passed_on = self._access.engine_headers(headers)
         with self._metrics.in_flight.track_inprogress():
             await self._turns.serve(request, {**passed_on, "X-Request-Id": request_id}, reply)
 
@@ -63,12 +64,11 @@ class Routes:
         engine = next((e for e in self._engines.snapshots(Role.DECODE) if e.healthy), None)
         if engine is None:
             raise NoEngineAvailable(Role.DECODE)
-        headers = headers_of(scope)
         answer = await self._client.get(
             engine.url,
             "/v1/models",
             timeout_s=self._settings.connect_timeout_s + self._settings.probe_timeout_s,
-            headers={name: headers[name] for name in _PASSED_ON if name in headers},
+            headers=self._access.engine_headers(headers_of(scope)),
         )
         await reply.whole(answer.status, answer.headers, answer.body)
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from pathlib import Path  # noqa: TC003  (pydantic reads annotations)
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
+from bidikv_server.router.core.tenants import KeyRing
+from bidikv_server.router.secrets import ApiKeys, ComparedKey, Secret  # noqa: TC001  (pydantic reads annotations)
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from pydantic_settings import PydanticBaseSettingsSource
 
 ENV_PREFIX: Final = "BIDIKV_ROUTER_"
+DEFAULT_TENANT: Final = "default"
+"""Owner of the one key that `api_key` gives."""
 _ENGINE_URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[^/\s:@?#\[\]]+)(?::\d{1,5})?")
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -50,6 +55,16 @@ class RouterSettings(BaseSettings):
     """How long decode retains a turn when the client gives no hint, in seconds."""
     max_ttl_s: float = Field(default=480.0, ge=0, allow_inf_nan=False)
     """The most a client's hint may ask for, in seconds; keep it at or below the engines' own limit."""
+
+    api_keys: Annotated[ApiKeys, NoDecode] = Field(default_factory=KeyRing)
+    """Table of API keys to tenants, a key as it is or as `sha256:` and the 64 hex digits of its digest. Given this,
+    `api_keys_file` or `api_key`, `/v1` needs a known key, and engines never see it."""
+    api_keys_file: Path | None = None
+    """TOML file with such a table and nothing else; read again within a second when it changes."""
+    api_key: ComparedKey | None = None
+    """One API key, of the tenant `default`."""
+    upstream_api_key: Secret | None = None
+    """Sent to engines instead of the client's credential."""
 
     connect_timeout_s: Seconds = 5.0
     """To open a connection to an engine, in seconds."""
@@ -108,6 +123,12 @@ class RouterSettings(BaseSettings):
                 f"default_ttl_s ({self.default_ttl_s:g}) is above max_ttl_s ({self.max_ttl_s:g})"
             )
         return self
+
+    def fixed_keys(self) -> KeyRing:
+        """The API keys that do not come from `api_keys_file`."""
+        if self.api_key is None:
+            return self.api_keys
+        return KeyRing({self.api_key.digest: DEFAULT_TENANT}).merged(self.api_keys)
 
     @classmethod
     def settings_customise_sources(

@@ -52,7 +52,7 @@ _ANSWER_FIELDS: Final = frozenset(
 
 def prefill_body(request: TurnRequest, kv_transfer_params: dict[str, Any]) -> dict[str, Any]:
     """Body that makes an engine compute the prompt and one token, which nobody reads."""
-    body = {**_forwarded(request.body, without=_ANSWER_FIELDS), "stream": False, "n": 1, "max_tokens": 1}
+    body = {**_forwarded(request, without=_ANSWER_FIELDS), "stream": False, "n": 1, "max_tokens": 1}
     if request.path == CHAT_PATH:
         body["max_completion_tokens"] = 1
     return {**body, "kv_transfer_params": kv_transfer_params}
@@ -60,7 +60,7 @@ def prefill_body(request: TurnRequest, kv_transfer_params: dict[str, Any]) -> di
 
 def decode_body(request: TurnRequest, kv_transfer_params: dict[str, Any] | None) -> dict[str, Any]:
     """The client's own body, with the handle to the computed prompt if there is one."""
-    body = _forwarded(request.body)
+    body = _forwarded(request)
     return body if kv_transfer_params is None else {**body, "kv_transfer_params": kv_transfer_params}
 
 
@@ -119,11 +119,13 @@ def _is_batch(prompt: Any) -> bool:
     return isinstance(prompt, list) and len(prompt) > 1 and not all(type(token) is int for token in prompt)
 
 
-def _forwarded(body: Mapping[str, Any], without: frozenset[str] = frozenset()) -> dict[str, Any]:
-    dropped = _ROUTER_FIELDS | without
+def _forwarded(request: TurnRequest, without: frozenset[str] = frozenset()) -> dict[str, Any]:
+    body, dropped = request.body, _ROUTER_FIELDS | without
     forwarded = {name: value for name, value in body.items() if name not in dropped}
     if "vllm_xargs" in body:
         forwarded["vllm_xargs"] = _without_transfer(body["vllm_xargs"])
+    if request.cache_salt is not None:
+        forwarded["cache_salt"] = request.cache_salt
     return forwarded
 
 

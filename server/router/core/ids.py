@@ -22,7 +22,8 @@ class Scope:
     """Everything that must be equal before two requests may share KV.
 
     Attributes:
-        tenant: Digest of the credential the client presented; empty without one.
+        tenant: Name of the tenant whose API key the client presented. While no API keys are configured, digest of the
+            credential it presented, empty without one.
         model: Model name as the client wrote it.
         adapter: Adapter on top of the model. vLLM addresses adapters by model name, so it is empty unless resolved.
         cache_salt: The client's own separation within its tenant; empty without one.
@@ -37,6 +38,11 @@ class Scope:
 def tenant_of(authorization: str | None) -> str:
     """Tenant of a request, by the credential it carries; the credential itself is not kept."""
     return fingerprint("tenant", authorization) if authorization else ""
+
+
+def cache_salt_of(tenant: str, cache_salt: str) -> str:
+    """Salt of an engine's own prefix cache, which would serve one tenant's blocks to another otherwise."""
+    return fingerprint("cache_salt", tenant, cache_salt)
 
 
 def salt_of(scope: Scope) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from bidikv.headers import READBACK_HEADER, TURN_HEADER, TurnHeader
 from bidikv_server.router.core.digests import Chain, chain
 from bidikv_server.router.core.identity import Identity, identify
-from bidikv_server.router.core.ids import Scope, tenant_of
+from bidikv_server.router.core.ids import Scope, cache_salt_of, tenant_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +42,7 @@ class TurnRequest:
         chain: Digests of its prompt.
         turn: The client's advice on this turn.
         readback: The client did not switch reuse off for this request.
+        cache_salt: `cache_salt` for both legs in place of the client's own; None leaves the body as it is.
     """
 
     path: str
@@ -51,6 +52,7 @@ class TurnRequest:
     chain: Chain
     turn: TurnHeader
     readback: bool
+    cache_salt: str | None = None
 
     @property
     def session(self) -> str | None:
@@ -63,21 +65,26 @@ class TurnRequest:
         return self.turn.kind != "aux"
 
 
-def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> TurnRequest:
+def read_request(
+    path: str, raw: bytes, headers: Mapping[str, str], *, tenant: str | None = None
+) -> TurnRequest:
     """Check and place a request.
 
     Args:
         path: Endpoint.
         raw: The body's bytes.
         headers: By lower-case name.
+        tenant: Name of the caller's tenant; None makes every credential a tenant of its own.
 
     Raises:
         InvalidRequest: The client has to change something.
     """
     body = _parse(raw)
     _require(path, body)
+    if tenant is not None:
+        _require_salt(body.get("cache_salt"))
     scope = Scope(
-        tenant=tenant_of(headers.get("authorization")),
+        tenant=tenant_of(headers.get("authorization")) if tenant is None else tenant,
         model=body["model"],
         cache_salt=salt if isinstance(salt := body.get("cache_salt"), str) else "",
     )
@@ -90,6 +97,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> TurnReque
         chain=chain(body, scope),
         turn=replace(turn, final=turn.final or identity.final),
         readback=headers.get(READBACK_HEADER, "").strip().lower() != "off",
+        cache_salt=cache_salt_of(tenant, scope.cache_salt) if tenant is not None else None,
     )
 
 
@@ -113,6 +121,12 @@ def _parse(raw: bytes) -> dict[str, Any]:
 
 def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _require_salt(salt: Any) -> None:
+    """Refuse what engines would: they never see the client's own."""
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise InvalidRequest("The field 'cache_salt' must be a non-empty string.", "cache_salt")
 
 
 def _require(path: str, body: Mapping[str, Any]) -> None:
