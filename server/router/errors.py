@@ -74,7 +74,7 @@ class NoEngineAvailable(RouterFault):
     status, code, retry_after_s = 503, "no_engine_available", 1
 
     def __init__(self, role: Role) -> None:
-        super().__init__(f"No healthy {role} engine is available.")
+        super().__init__(f"No {role} engine is up that takes new turns.")
 
 
 class UpstreamFault(RouterFault):

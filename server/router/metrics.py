@@ -27,6 +27,12 @@ class RouterMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self.placements = Counter(
+            "bidikv_router_placements",
+            "Turns answered, by why they were decoded where they were.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.failed_turns = Counter(
             "bidikv_router_failed_turns",
             "Turns without a clean end, by cause.",
@@ -63,7 +69,13 @@ class RouterMetrics:
         )
         self.engine_up = Gauge(
             "bidikv_router_engine_up",
-            "Whether an engine may take legs.",
+            "Whether an engine answers.",
+            ["role", "engine"],
+            registry=self.registry,
+        )
+        self.engine_draining = Gauge(
+            "bidikv_router_engine_draining",
+            "Whether an engine is being emptied.",
             ["role", "engine"],
             registry=self.registry,
         )
@@ -87,6 +99,7 @@ class RouterMetrics:
         """Set the engines' gauges to what is known now."""
         for engine in engines:
             self.engine_up.labels(engine.role, engine.url).set(engine.healthy)
+            self.engine_draining.labels(engine.role, engine.url).set(engine.draining)
 
     def render(self) -> bytes:
         """Text exposition."""

@@ -123,7 +123,12 @@ def _too_large(limit_bytes: int) -> BodyTooLarge:
 
 
 def _describe(engine: EngineSnapshot) -> dict[str, Any]:
-    described: dict[str, Any] = {"url": engine.url, "healthy": engine.healthy, "in_flight": engine.in_flight}
+    described: dict[str, Any] = {
+        "url": engine.url,
+        "healthy": engine.healthy,
+        "draining": engine.draining,
+        "in_flight": engine.in_flight,
+    }
     if engine.role is Role.DECODE:
         described["index"] = [index.address for index in engine.indexes]
     return described

@@ -230,13 +230,14 @@ class TurnService:
         if failure is not None:
             self._count_failure(failure)
         _log.info(
-            "turn %s: conversation=%s failure=%s %s prefill=%s decode=%s seconds=%.3f",
+            "turn %s: conversation=%s failure=%s %s prefill=%s decode=%s placement=%s seconds=%.3f",
             turn.engine_headers.get("X-Request-Id"),
             turn.match.key,
             failure,
             reuse.format(),
             plan.prefill.url if plan.prefill else None,
             plan.decode.url,
+            plan.placement,
             time.monotonic() - turn.started_s,
         )
 
@@ -249,6 +250,7 @@ class TurnService:
         """Record a turn. One that ran alone left nothing retained, so it hides no earlier turn that did."""
         turn.done = True
         self._metrics.turn_answered(reuse)
+        self._metrics.placements.labels(plan.placement).inc()
         if turn.request.recorded and (plan.prefill is not None or turn.match.home is None):
             self._table.commit(turn.match, Holder(plan.decode.url, plan.decode.indexes), time.monotonic())
             self._metrics.conversations.set(len(self._table))
@@ -299,7 +301,7 @@ class TurnService:
 
     def _has_other_decode(self, turn: _Turn, engine: EngineSnapshot) -> bool:
         return any(
-            other.healthy and other.url != engine.url and other.url not in turn.excluded.decode
+            other.takes_legs and other.url != engine.url and other.url not in turn.excluded.decode
             for other in self._engines.snapshots(Role.DECODE)
         )
 

@@ -39,9 +39,10 @@ class EngineSnapshot:
     Attributes:
         url: Base URL.
         role: Half of the turn it serves.
-        healthy: May take a leg now.
+        healthy: It answers.
         in_flight: Legs of this router that run on it.
         indexes: Its retention indexes; empty for a stock engine or before they are learned.
+        draining: It is being emptied: what it holds may be read, and no new leg goes there.
     """
 
     url: EngineUrl
@@ -49,6 +50,12 @@ class EngineSnapshot:
     healthy: bool
     in_flight: int = 0
     indexes: tuple[IndexInfo, ...] = ()
+    draining: bool = False
+
+    @property
+    def takes_legs(self) -> bool:
+        """A new leg may go there."""
+        return self.healthy and not self.draining
 
 
 @dataclass(slots=True)
@@ -58,6 +65,7 @@ class _Engine:
     failures: int = 0
     in_flight: int = 0
     indexes: tuple[IndexInfo, ...] = field(default=())
+    draining: bool = False
 
 
 class EngineTable:
@@ -70,7 +78,7 @@ class EngineTable:
     def snapshots(self, role: Role) -> tuple[EngineSnapshot, ...]:
         """All engines of one role, in configured order. Changes nothing."""
         return tuple(
-            EngineSnapshot(url, role, engine.healthy, engine.in_flight, engine.indexes)
+            EngineSnapshot(url, role, engine.healthy, engine.in_flight, engine.indexes, engine.draining)
             for (url, engine_role), engine in self._engines.items()
             if engine_role is role
         )
@@ -95,6 +103,16 @@ class EngineTable:
     def connect_failed(self, url: EngineUrl, role: Role) -> bool:
         """Note that a leg could not even connect: the engine is down until a probe passes. True if it was up."""
         return self._take_down(self._engines[url, role])
+
+    def drain(self, url: EngineUrl, *, draining: bool) -> tuple[EngineSnapshot, ...]:
+        """Take an engine out of placement, or back into it, in every role; returns it as it is then, empty if unknown.
+
+        It stays so over restarts of the engine: whoever drains it says when it is back.
+        """
+        for (known, _), engine in self._engines.items():
+            if known == url:
+                engine.draining = draining
+        return tuple(found for role in Role for found in self.snapshots(role) if found.url == url)
 
     def leg_started(self, url: EngineUrl, role: Role) -> None:
         """Count a leg in."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from bidikv_server.reasons import Reason
@@ -16,8 +17,21 @@ if TYPE_CHECKING:
     from bidikv_server.router.core.ids import EngineUrl
 
 
+class Placement(StrEnum):
+    """Why a turn is decoded where it is."""
+
+    HOME = "home"
+    """Its conversation lives there."""
+    LEAST_LOADED = "least_loaded"
+    """Its conversation lives nowhere yet."""
+    DRAINING = "draining"
+    """Its conversation's engine is being emptied: it is read back from there and lives elsewhere from now on."""
+    ENGINE_LOST = "engine_lost"
+    """Its conversation's engine is down, or failed this turn."""
+
+
 class NoHealthyEngine(Exception):  # noqa: N818
-    """No engine of a role that the turn cannot do without is up."""
+    """No engine of a role that the turn cannot do without takes it."""
 
     def __init__(self, role: Role) -> None:
         super().__init__(f"no healthy {role} engine")
@@ -41,12 +55,14 @@ class RoutePlan:
         prefill: Engine that computes the prompt; None means decode does it alone.
         sources: Retention indexes that prefill asks, best first.
         reason: The turn's outcome if it is decided here; None leaves it to prefill's lookup.
+        placement: Why it is decoded there.
     """
 
     decode: EngineSnapshot
     prefill: EngineSnapshot | None
     sources: tuple[str, ...]
     reason: Reason | None
+    placement: Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,36 +121,44 @@ def plan_route(
         NoHealthyEngine: Nothing can serve the turn.
     """
     excluded = excluded or Excluded()
-    decode = _choose_decode(match, _available(engines, Role.DECODE, excluded.decode))
+    decode, placement = _choose_decode(match, engines, excluded)
     if alone is not None:
-        return RoutePlan(decode, None, (), alone)
+        return RoutePlan(decode, None, (), alone, placement)
     prefill = _available(engines, Role.PREFILL, excluded.prefill)
     if not prefill and prefill_required:
         raise NoHealthyEngine(Role.PREFILL)
     if not prefill:
-        return RoutePlan(decode, None, (), barred or Reason.NO_PREFILL)
+        return RoutePlan(decode, None, (), barred or Reason.NO_PREFILL, placement)
     sources, reason = _sources(match, engines, barred)
-    return RoutePlan(decode, _least_loaded(prefill), sources, reason)
+    return RoutePlan(decode, _least_loaded(prefill), sources, reason, placement)
 
 
 def _available(
     engines: Sequence[EngineSnapshot], role: Role, excluded: frozenset[EngineUrl]
 ) -> list[EngineSnapshot]:
-    return [e for e in engines if e.role is role and e.healthy and e.url not in excluded]
+    return [e for e in engines if e.role is role and e.takes_legs and e.url not in excluded]
 
 
-def _choose_decode(match: Match, candidates: Sequence[EngineSnapshot]) -> EngineSnapshot:
+def _choose_decode(
+    match: Match, engines: Sequence[EngineSnapshot], excluded: Excluded
+) -> tuple[EngineSnapshot, Placement]:
     """The conversation's own engine, else the least loaded one.
 
     A fork only prefers its origin's engine among equals: it can read back from there anyway, and a popular origin
     would otherwise gather every fork on one engine.
     """
+    candidates = _available(engines, Role.DECODE, excluded.decode)
     if not candidates:
         raise NoHealthyEngine(Role.DECODE)
+    home = match.home.holder.engine if match.home is not None else None
     for engine in candidates:
-        if match.home is not None and engine.url == match.home.holder.engine:
-            return engine
-    return _least_loaded(candidates, prefer=match.source.holder.engine if match.source else None)
+        if engine.url == home:
+            return engine, Placement.HOME
+    chosen = _least_loaded(candidates, prefer=match.source.holder.engine if match.source else None)
+    if home is None:
+        return chosen, Placement.LEAST_LOADED
+    draining = any(e.role is Role.DECODE and e.url == home and e.healthy and e.draining for e in engines)
+    return chosen, Placement.DRAINING if draining else Placement.ENGINE_LOST
 
 
 def _least_loaded(engines: Sequence[EngineSnapshot], prefer: EngineUrl | None = None) -> EngineSnapshot:

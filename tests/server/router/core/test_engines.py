@@ -29,6 +29,22 @@ def test_health():
     assert state(engines) == (False, (), 0)
 
 
+def test_drain():
+    """In every role at once, over failures and restarts, until it is taken back; an unknown engine is none."""
+    engines = EngineTable([(URL, Role.DECODE), (URL, Role.PREFILL)], probe_failures=1)
+    engines.probe_passed(URL, Role.DECODE, INDEX)
+    drained = engines.drain(URL, draining=True)
+    assert [(e.role, e.draining, e.takes_legs) for e in drained] == [
+        (Role.PREFILL, True, False),
+        (Role.DECODE, True, False),
+    ]
+    engines.connect_failed(URL, Role.DECODE)
+    engines.probe_passed(URL, Role.DECODE, INDEX)
+    assert not engines.snapshots(Role.DECODE)[0].takes_legs
+    assert [e.takes_legs for e in engines.drain(URL, draining=False)] == [False, True]
+    assert engines.drain(EngineUrl("http://other"), draining=True) == ()
+
+
 def test_load():
     """Legs are counted per role, also where one engine serves both."""
     engines = EngineTable([(URL, Role.DECODE), (URL, Role.PREFILL)], probe_failures=1)

@@ -8,14 +8,15 @@ from bidikv_server.router.core.conversations import Holder, Match, Turn
 from bidikv_server.router.core.digests import Digest
 from bidikv_server.router.core.engines import EngineSnapshot, IndexInfo, Role
 from bidikv_server.router.core.ids import ConversationKey, EngineUrl
-from bidikv_server.router.core.policy import Excluded, NoHealthyEngine, Retention, plan_route
+from bidikv_server.router.core.policy import Excluded, NoHealthyEngine, Placement, Retention, plan_route
 
 INDEX = (IndexInfo("i", "h:1"), IndexInfo("j", "h:2"))
 NEW = Match(ConversationKey("k"), Digest(b"x"), 1)
 
 
-def engine(url, role, *, healthy=True, in_flight=0, indexes=INDEX):
-    return EngineSnapshot(EngineUrl(url), role, healthy, in_flight, indexes if role is Role.DECODE else ())
+def engine(url, role, *, healthy=True, in_flight=0, indexes=INDEX, draining=False):
+    indexes = indexes if role is Role.DECODE else ()
+    return EngineSnapshot(EngineUrl(url), role, healthy, in_flight, indexes, draining)
 
 
 def prefill(url="p", **fields):
@@ -78,6 +79,44 @@ def test_fork_prefers_its_origin_among_equals(in_flight, chosen):
     plan = plan_route(fork, [prefill(), decode("e"), decode("d", in_flight=in_flight)])
     assert plan.decode.url == chosen
     assert plan.sources == ("h:1", "h:2")
+
+
+@pytest.mark.parametrize(
+    ("match", "engines", "chosen", "placement"),
+    [
+        (NEW, [decode("d", draining=True), decode("e", in_flight=9)], "e", Placement.LEAST_LOADED),
+        (known(), [decode("d"), decode("e", draining=True)], "d", Placement.HOME),
+        (known(), [decode("d", draining=True), decode("e")], "e", Placement.DRAINING),
+        (known(), [decode("d", draining=True, healthy=False), decode("e")], "e", Placement.ENGINE_LOST),
+        (known(), [decode("d", healthy=False), decode("e")], "e", Placement.ENGINE_LOST),
+        (known(), [decode("e")], "e", Placement.ENGINE_LOST),
+    ],
+)
+def test_placement(match, engines, chosen, placement):
+    """A draining engine takes no turn of anybody, and the plan says why a conversation moved."""
+    plan = plan_route(match, [prefill("p", draining=True), prefill("q", in_flight=9), *engines])
+    assert (plan.decode.url, plan.placement, plan.prefill.url) == (chosen, placement, "q")
+
+
+def test_failed_home():
+    """An engine that failed this turn is lost to it, draining or not."""
+    excluded = Excluded(decode=frozenset({EngineUrl("d")}))
+    plan = plan_route(known(), [prefill(), decode("d"), decode("e")], excluded=excluded)
+    assert (plan.decode.url, plan.placement) == ("e", Placement.ENGINE_LOST)
+
+
+def test_draining_engine_is_read_from():
+    """What a draining engine holds is read back by the turn that moves away."""
+    plan = plan_route(known(), [prefill(), decode("d", draining=True), decode("e")])
+    assert (plan.sources, plan.reason) == (("h:1", "h:2"), None)
+
+
+def test_everything_drains():
+    """Decode alone does without prefill; without decode nothing runs."""
+    plan = plan_route(NEW, [prefill(draining=True), decode()])
+    assert (plan.prefill, plan.reason) == (None, Reason.NO_PREFILL)
+    with pytest.raises(NoHealthyEngine, match="decode"):
+        plan_route(NEW, [prefill(), decode(draining=True)])
 
 
 def test_prefill():
