@@ -9,15 +9,18 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bidikv_server.router.access import Access
+from bidikv_server.router.admin import PREFIX, AdminRoutes
 from bidikv_server.router.core.conversations import ConversationTable
 from bidikv_server.router.core.engines import EngineTable, Role
+from bidikv_server.router.core.history import History
 from bidikv_server.router.core.ids import EngineUrl
 from bidikv_server.router.core.requests import CHAT_PATH, COMPLETIONS_PATH
 from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, RouterFault
 from bidikv_server.router.metrics import RouterMetrics
 from bidikv_server.router.probes import Prober
-from bidikv_server.router.replies import Receive, Reply, Scope, Send
-from bidikv_server.router.routes import ClientGone, Routes, headers_of, read_body
+from bidikv_server.router.releases import Releaser
+from bidikv_server.router.replies import Receive, Reply, Scope, Send, headers_of
+from bidikv_server.router.routes import ClientGone, Routes, read_body
 from bidikv_server.router.turns import TurnService
 from bidikv_server.router.upstream import EngineClient
 
@@ -37,6 +40,7 @@ class RouterApp:
     Attributes:
         engines: Health and load of the engines.
         table: Known conversations.
+        history: What became of their last turns.
         metrics: Prometheus metrics.
     """
 
@@ -54,6 +58,11 @@ class RouterApp:
             max_turns=settings.max_turns,
             idle_s=settings.conversation_idle_s,
         )
+        self.history = History(
+            max_conversations=settings.max_conversations,
+            max_records=settings.max_records,
+            idle_s=settings.conversation_idle_s,
+        )
         self.metrics = RouterMetrics()
         self._access = Access(settings)
         self._client = EngineClient(connect_timeout_s=settings.connect_timeout_s)
@@ -63,7 +72,9 @@ class RouterApp:
             interval_s=settings.probe_interval_s,
             timeout_s=settings.probe_timeout_s,
         )
-        turns = TurnService(settings, self.engines, self.table, self._client, self.metrics)
+        turns = TurnService(
+            settings, self.engines, self.table, self._client, self.metrics, history=self.history
+        )
         routes = Routes(
             settings,
             engines=self.engines,
@@ -71,6 +82,15 @@ class RouterApp:
             metrics=self.metrics,
             turns=turns,
             access=self._access,
+        )
+        self._releaser = Releaser(settings.secret.get_secret_value() if settings.secret is not None else "")
+        self._admin = AdminRoutes(
+            settings,
+            engines=self.engines,
+            table=self.table,
+            history=self.history,
+            access=self._access,
+            releaser=self._releaser,
         )
         self._endpoints: dict[str, dict[str, Endpoint]] = {
             CHAT_PATH: {"POST": routes.turn},
@@ -108,6 +128,8 @@ class RouterApp:
             await reply.fault(RouterFault("The router failed on this request."))
 
     def _endpoint(self, scope: Scope) -> Endpoint:
+        if scope["path"].startswith(PREFIX):
+            return self._admin.endpoint(scope)
         methods = self._endpoints.get(scope["path"])
         if methods is None:
             raise NotFound(f"There is no endpoint {scope['path']}.")
@@ -121,6 +143,7 @@ class RouterApp:
         await receive()
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._client)
+            stack.push_async_callback(self._releaser.close)
             await self._prober.probe_all()
             probing = asyncio.create_task(self._prober.run())
             stack.push_async_callback(_stop, probing)

@@ -1,9 +1,9 @@
-"""One HTTP answer to a client, over ASGI."""
+"""One HTTP request's headers and its answer, over ASGI."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 from bidikv_server.router.errors import RouterFault, error_bytes
@@ -63,3 +63,11 @@ class Reply:
         if fault.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         await self.whole(fault.status, headers, error_bytes(fault))
+
+
+def headers_of(scope: Scope) -> Mapping[str, str]:
+    """Request headers by lower-case name; of repeated ones the first."""
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+    return headers

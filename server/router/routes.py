@@ -10,10 +10,9 @@ from bidikv_server.router.core.ids import accept_request_id
 from bidikv_server.router.core.requests import InvalidRequest, read_request
 from bidikv_server.router.errors import BadRequest, BodyTooLarge, NoEngineAvailable
 from bidikv_server.router.metrics import CONTENT_TYPE, RouterMetrics
+from bidikv_server.router.replies import headers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from bidikv_server.router.access import Access
     from bidikv_server.router.core.engines import EngineSnapshot
     from bidikv_server.router.replies import Receive, Reply, Scope
@@ -84,14 +83,6 @@ class Routes:
         for role in Role:
             self._metrics.show_engines(self._engines.snapshots(role))
         await reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics.render())
-
-
-def headers_of(scope: Scope) -> Mapping[str, str]:
-    """Request headers by lower-case name; of repeated ones the first."""
-    headers: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
-    return headers
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:

@@ -8,11 +8,12 @@ import tomllib
 from pathlib import Path  # noqa: TC003  (pydantic reads annotations)
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from bidikv_server.router.core.tenants import KeyRing
 from bidikv_server.router.secrets import ApiKeys, ComparedKey, Secret  # noqa: TC001  (pydantic reads annotations)
+from bidikv_server.wire import SECRET_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +66,10 @@ class RouterSettings(BaseSettings):
     """One API key, of the tenant `default`."""
     upstream_api_key: Secret | None = None
     """Sent to engines instead of the client's credential."""
+    admin_key: ComparedKey | None = None
+    """Key of the admin API; without it there is none."""
+    secret: SecretStr | None = None
+    """Secret of the engines' side channel, to release conversations on decode; `load` takes it from BIDIKV_SECRET."""
 
     connect_timeout_s: Seconds = 5.0
     """To open a connection to an engine, in seconds."""
@@ -91,6 +96,8 @@ class RouterSettings(BaseSettings):
     """Conversations remembered (about 1 KiB per turn); the least recently used one goes first."""
     max_turns: int = Field(default=64, ge=1)
     """Turns remembered per conversation; the oldest one goes first."""
+    max_records: int = Field(default=16, ge=1, le=1000)
+    """Turns per conversation that `explain` tells about (55 bytes each)."""
     conversation_idle_s: Seconds = 3600.0
     """A conversation without a turn for this long is forgotten, in seconds."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -154,6 +161,8 @@ class RouterSettings(BaseSettings):
             SettingsError: The file, a variable or a value is wrong.
         """
         values = _read_toml(path) if path is not None else {}
+        if secret := os.environ.get(SECRET_VARIABLE):
+            values["secret"] = secret
         values |= _read_environment(cls)
         values |= {key: value for key, value in overrides.items() if value is not None}
         try:

@@ -31,6 +31,7 @@ from bidikv_server.router.core.bodies import (
 )
 from bidikv_server.router.core.conversations import Holder, Match
 from bidikv_server.router.core.engines import EngineTable, Role
+from bidikv_server.router.core.history import TurnRecord
 from bidikv_server.router.core.ids import salt_of
 from bidikv_server.router.core.policy import Excluded, NoHealthyEngine, Retention, RoutePlan, plan_route
 from bidikv_server.router.errors import (
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from bidikv.headers import ReuseHeader
     from bidikv_server.router.core.conversations import ConversationTable
     from bidikv_server.router.core.engines import EngineSnapshot
+    from bidikv_server.router.core.history import History
     from bidikv_server.router.core.policy import Keep
     from bidikv_server.router.core.requests import TurnRequest
     from bidikv_server.router.metrics import RouterMetrics
@@ -71,6 +73,7 @@ class _Turn:
         excluded: Engines that failed it.
         alone: Why it runs on decode alone, once that is decided.
         failure: What went wrong last.
+        ttft_s: From the whole request to the first byte of the answer's body.
         done: The answer is complete.
     """
 
@@ -83,6 +86,7 @@ class _Turn:
     alone: Reason | None
     excluded: Excluded = field(default_factory=Excluded)
     failure: LegFailed | None = None
+    ttft_s: float = 0.0
     done: bool = False
 
 
@@ -96,12 +100,15 @@ class TurnService:
         table: ConversationTable,
         client: EngineClient,
         metrics: RouterMetrics,
+        *,
+        history: History,
     ) -> None:
         self._settings = settings
         self._engines = engines
         self._table = table
         self._client = client
         self._metrics = metrics
+        self._history = history
         self._retention = Retention(settings.default_ttl_s, settings.max_ttl_s)
 
     async def serve(self, request: TurnRequest, passed_on: dict[str, str], reply: Reply) -> None:
@@ -220,7 +227,8 @@ class TurnService:
                 waits=self._waits(turn),
             ) as answer:
                 if answer.status == 200:
-                    self._metrics.ttft_seconds.observe(time.monotonic() - turn.started_s)
+                    turn.ttft_s = time.monotonic() - turn.started_s
+                    self._metrics.ttft_seconds.observe(turn.ttft_s)
                 failure = await relay(
                     answer,
                     reply,
@@ -251,7 +259,10 @@ class TurnService:
         turn.done = True
         self._metrics.turn_answered(reuse)
         self._metrics.placements.labels(plan.placement).inc()
-        if turn.request.recorded and (plan.prefill is not None or turn.match.home is None):
+        if not turn.request.recorded:
+            return
+        self._history.record(turn.match.key, turn.request.scope, _record(turn, plan, reuse))
+        if plan.prefill is not None or turn.match.home is None:
             self._table.commit(turn.match, Holder(plan.decode.url, plan.decode.indexes), time.monotonic())
             self._metrics.conversations.set(len(self._table))
 
@@ -307,3 +318,20 @@ class TurnService:
 
     def _count_failure(self, cause: str) -> None:
         self._metrics.failed_turns.labels(cause).inc()
+
+
+def _record(turn: _Turn, plan: RoutePlan, reuse: ReuseHeader) -> TurnRecord:
+    return TurnRecord(
+        turn=turn.match.digest or b"",
+        reason=Reason(reuse.reason),
+        placement=plan.placement,
+        prompt_tokens=reuse.prompt_tokens,
+        remote_tokens=reuse.remote_tokens,
+        local_tokens=reuse.local_tokens,
+        computed_tokens=reuse.computed_tokens,
+        diverged_at_token=reuse.diverged_at_token,
+        prefill=plan.prefill.url if plan.prefill is not None else None,
+        decode=plan.decode.url,
+        ttft_s=turn.ttft_s,
+        at_s=time.monotonic(),
+    )

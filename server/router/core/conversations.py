@@ -154,6 +154,13 @@ class ConversationTable:
             forgotten += 1
         return forgotten
 
+    def forget(self, key: ConversationKey) -> bool:
+        """Forget one conversation; whether it was known. Turns of it that are under way may bring it back."""
+        if key not in self._conversations:
+            return False
+        self._forget(key)
+        return True
+
     def turns(self, key: ConversationKey) -> tuple[Turn, ...]:
         """The turns of one conversation, oldest first."""
         conversation = self._conversations.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "doubles"))
 
 from fake_engine import FakeEngine, serving
 
+from bidikv_server.connector.core import digests
+from bidikv_server.connector.index_service import IndexService
+from bidikv_server.connector.side_channel import Server
 from bidikv_server.router.app import RouterApp, create_app
 from bidikv_server.router.settings import RouterSettings
 
@@ -74,3 +78,33 @@ async def start(anyio_backend):
             return Cluster(engines[:prefill], engines[prefill:], named, app, client)
 
         yield _start
+
+
+@pytest.fixture
+def serve_index():
+    """A function that answers side-channel messages on a free address, which it returns."""
+    with contextlib.ExitStack() as stack:
+
+        def _serve(handle, shared: str = "shared") -> str:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                address = f"127.0.0.1:{probe.getsockname()[1]}"
+            stack.callback(Server(address, handle, secret=shared).close)
+            return address
+
+        yield _serve
+
+
+@pytest.fixture
+def holding():
+    """A function that makes a retention index, which holds this conversation if one is named."""
+
+    def _holding(conversation: str | None = None) -> IndexService:
+        connection = {"engine_id": "e", "host": "h", "port": 1, "tp_size": 1, "dcp_size": 1, "pp_size": 1}
+        index = IndexService("identity", connection, 64)
+        if conversation is not None:
+            chain = digests.chain(b"seed", range(32), block_size=4, blocks=8)
+            index.retain(conversation, chain, range(8), ttl_s=480.0)
+        return index
+
+    return _holding

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from bidikv_server.router.core.conversations import ConversationTable, Holder
 from bidikv_server.router.core.digests import Chain, chain
 from bidikv_server.router.core.engines import IndexInfo
-from bidikv_server.router.core.ids import EngineUrl, Scope
+from bidikv_server.router.core.ids import EngineUrl, Scope, session_key
 
 SCOPE = Scope(tenant="t", model="m")
 A, B = Holder(EngineUrl("http://a")), Holder(EngineUrl("http://b"), (IndexInfo("i", "b:1"),))
@@ -137,6 +137,18 @@ def test_oldest_turn_goes_first():
     assert (third.parent, fourth.parent) == (None, third.digest)
 
 
+def test_forgotten():
+    """A forgotten conversation is nobody's ancestor; others keep the turns that they share with it."""
+    known = table()
+    origin = run(known, "parent", "a")
+    fork = run(known, "child", "a")
+    assert known.forget(origin.key)
+    known.check_integrity()
+    assert not known.forget(origin.key)
+    assert known.turns(origin.key) == ()
+    assert known.find(SCOPE, "parent", prompt("a", "b"), 0.0).ancestor == known.turns(fork.key)[0]
+
+
 class Model:
     """The same promises, kept without any index: conversations in order of use, each with its turns in order."""
 
@@ -196,6 +208,14 @@ class TableAgainstModel(RuleBasedStateMachine):
             self.known.commit(match, holder, self.now_s)
             self.model.commit(match.key, match.digest, self.now_s)
             assert self.known.turns(match.key)[-1].holder == holder
+
+    @rule(session=sessions)
+    def forget(self, session):
+        if session is not None:
+            key = session_key(SCOPE, session)
+            held = key in self.known._conversations
+            assert self.known.forget(key) == held
+            self.model.conversations.pop(key, None)
 
     @rule(seconds=st.floats(0, 30))
     def wait(self, seconds):

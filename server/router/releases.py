@@ -1,0 +1,79 @@
+"""Telling decode to forget a conversation: the router's use of the engines' side channel, if its packages are there."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bidikv_server.connector.side_channel import Client
+    from bidikv_server.router.core.ids import ConversationKey
+
+_TIMEOUT_S: Final = 2.0
+
+
+class Outcome(StrEnum):
+    """What became of telling one index."""
+
+    RELEASED = "released"
+    NOT_HELD = "not_held"
+    """It knew no such conversation."""
+    NO_ANSWER = "no_answer"
+    """It is gone, or does not share BIDIKV_SECRET with the router."""
+    REFUSED = "refused"
+    """It speaks another version."""
+    NOT_TOLD = "not_told"
+    """The router has no pyzmq or msgspec: it cannot speak to indexes."""
+
+
+class Releaser:
+    """Releases conversations on decode engines. The side channel is opened with the first one."""
+
+    def __init__(self, secret: str, *, timeout_s: float = _TIMEOUT_S) -> None:
+        self._secret = secret
+        self._timeout_s = timeout_s
+        self._client: Client | None = None
+
+    async def release(self, addresses: Iterable[str], key: ConversationKey) -> dict[str, Outcome]:
+        """Tell these indexes that a conversation has ended; what each one said, within two seconds."""
+        asked = tuple(dict.fromkeys(addresses))
+        if not asked:
+            return {}
+        try:
+            # The router runs without the connector's packages too.
+            from bidikv_server.connector import messages, side_channel  # noqa: PLC0415
+        except ImportError:
+            return dict.fromkeys(asked, Outcome.NOT_TOLD)
+        if self._client is None:
+            self._client = side_channel.Client(secret=self._secret)
+        request = messages.encode(messages.Release(messages.VERSION, key))
+        replies = await asyncio.gather(
+            *(
+                asyncio.wrap_future(self._client.submit(address, request, timeout_s=self._timeout_s))
+                for address in asked
+            ),
+            return_exceptions=True,
+        )
+        return {address: _outcome(reply) for address, reply in zip(asked, replies, strict=True)}
+
+    async def close(self) -> None:
+        """Close the side channel, if it was opened."""
+        client, self._client = self._client, None
+        if client is not None:
+            await asyncio.to_thread(client.close)
+
+
+def _outcome(reply: Any) -> Outcome:
+    from bidikv_server.connector import messages  # noqa: PLC0415
+
+    if isinstance(reply, OSError):  # TimeoutError is one
+        return Outcome.NO_ANSWER
+    if isinstance(reply, BaseException):
+        raise reply
+    answer = messages.decode(reply)
+    if not isinstance(answer, messages.Verdict) or answer.v != messages.VERSION:
+        return Outcome.REFUSED
+    return Outcome.RELEASED if answer.valid else Outcome.NOT_HELD
