@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from bidikv_server.router.access import Access
 from bidikv_server.router.admin import PREFIX, AdminRoutes
@@ -18,6 +18,7 @@ from bidikv_server.router.core.requests import CHAT_PATH, COMPLETIONS_PATH
 from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, RouterFault
 from bidikv_server.router.metrics import RouterMetrics
 from bidikv_server.router.probes import Prober
+from bidikv_server.router.queue import TurnQueue
 from bidikv_server.router.releases import Releaser
 from bidikv_server.router.replies import Receive, Reply, Scope, Send, headers_of
 from bidikv_server.router.routes import ClientGone, Routes, read_body
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_TURN_PATHS: Final = frozenset({CHAT_PATH, COMPLETIONS_PATH})
 Endpoint: TypeAlias = Callable[[Scope, bytes, Reply], Awaitable[None]]
 
 
@@ -65,6 +67,9 @@ class RouterApp:
         )
         self.metrics = RouterMetrics()
         self._access = Access(settings)
+        self._queue = TurnQueue(
+            self.metrics, max_in_flight=settings.max_in_flight, max_queue=settings.max_queue
+        )
         self._client = EngineClient(connect_timeout_s=settings.connect_timeout_s)
         self._prober = Prober(
             self._client,
@@ -82,6 +87,7 @@ class RouterApp:
             metrics=self.metrics,
             turns=turns,
             access=self._access,
+            queue=self._queue,
         )
         self._releaser = Releaser(settings.secret.get_secret_value() if settings.secret is not None else "")
         self._admin = AdminRoutes(
@@ -97,6 +103,7 @@ class RouterApp:
             COMPLETIONS_PATH: {"POST": routes.turn},
             "/v1/models": {"GET": routes.models},
             "/health": {"GET": routes.health},
+            "/ready": {"GET": routes.ready},
             "/metrics": {"GET": routes.metrics},
         }
 
@@ -107,12 +114,18 @@ class RouterApp:
         elif scope["type"] == "http":
             await self._request(scope, receive, Reply(send))
 
+    def stop(self) -> None:
+        """Take no new turns, and send away those that wait; running ones go on. For the loop that serves."""
+        self._queue.close()
+
     async def _request(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         try:
             endpoint = self._endpoint(scope)
             if scope["path"].startswith("/v1/"):
-                # Before the body: whoever has no key costs no memory.
+                # Before the body: whoever has no key, or no place, costs no memory.
                 self._access.tenant(headers_of(scope))
+            if scope["path"] in _TURN_PATHS:
+                self._queue.check()
             raw = await read_body(scope, receive, self._settings.max_body_bytes)
             await _while_connected(endpoint(scope, raw, reply), receive)
         except ClientGone:
@@ -147,8 +160,10 @@ class RouterApp:
             await self._prober.probe_all()
             probing = asyncio.create_task(self._prober.run())
             stack.push_async_callback(_stop, probing)
+            self._queue.open()
             await send({"type": "lifespan.startup.complete"})
             await receive()
+            self.stop()
         await send({"type": "lifespan.shutdown.complete"})
 
 

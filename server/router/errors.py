@@ -77,6 +77,24 @@ class NoEngineAvailable(RouterFault):
         super().__init__(f"No {role} engine is up that takes new turns.")
 
 
+class TooManyTurns(RouterFault):
+    """As many turns run and wait as may."""
+
+    status, code, kind, retry_after_s = 429, "too_many_turns", "rate_limit_error", 1
+
+    def __init__(self) -> None:
+        super().__init__("The router serves as many turns as it may; try again in a moment.")
+
+
+class ShuttingDown(RouterFault):
+    """The router takes no new turns any more, or not yet."""
+
+    status, code, retry_after_s = 503, "shutting_down", 1
+
+    def __init__(self) -> None:
+        super().__init__("The router is stopping or starting and takes no turns; try again in a moment.")
+
+
 class UpstreamFault(RouterFault):
     """An engine's connection failed; nothing says whether the engine worked on the request."""
 

@@ -82,6 +82,15 @@ class RouterMetrics:
         self.conversations = Gauge(
             "bidikv_router_conversations", "Conversations remembered.", registry=self.registry
         )
+        self.queued = Gauge(
+            "bidikv_router_turns_queued", "Turns waiting for one to end.", registry=self.registry
+        )
+        self.refused = Counter(
+            "bidikv_router_refused_turns",
+            "Turns refused before they began, by cause.",
+            ["cause"],
+            registry=self.registry,
+        )
         self.in_flight = Gauge("bidikv_router_turns_in_flight", "Turns running now.", registry=self.registry)
 
     def turn_answered(self, reuse: ReuseHeader) -> None:

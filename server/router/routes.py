@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,13 @@ from bidikv_server.router.core.ids import accept_request_id
 from bidikv_server.router.core.requests import InvalidRequest, read_request
 from bidikv_server.router.errors import BadRequest, BodyTooLarge, NoEngineAvailable
 from bidikv_server.router.metrics import CONTENT_TYPE, RouterMetrics
+from bidikv_server.router.queue import Phase
 from bidikv_server.router.replies import headers_of
 
 if TYPE_CHECKING:
     from bidikv_server.router.access import Access
     from bidikv_server.router.core.engines import EngineSnapshot
+    from bidikv_server.router.queue import TurnQueue
     from bidikv_server.router.replies import Receive, Reply, Scope
     from bidikv_server.router.settings import RouterSettings
     from bidikv_server.router.turns import TurnService
@@ -37,6 +40,7 @@ class Routes:
         metrics: RouterMetrics,
         turns: TurnService,
         access: Access,
+        queue: TurnQueue,
     ) -> None:
         self._settings = settings
         self._engines = engines
@@ -44,19 +48,21 @@ class Routes:
         self._metrics = metrics
         self._turns = turns
         self._access = access
+        self._queue = queue
 
     async def turn(self, scope: Scope, raw: bytes, reply: Reply) -> None:
         """POST /v1/chat/completions and /v1/completions."""
-        headers = headers_of(scope)
+        arrived_s, headers = time.monotonic(), headers_of(scope)
         request_id = accept_request_id(headers.get("x-request-id")) or uuid.uuid4().hex
         reply.extra[b"x-request-id"] = request_id.encode()
-        try:
-            request = read_request(scope["path"], raw, headers, tenant=self._access.tenant(headers))
-        except InvalidRequest as invalid:
-            raise BadRequest(str(invalid), param=invalid.param) from invalid
-        passed_on = self._access.engine_headers(headers)
-        with self._metrics.in_flight.track_inprogress():
-            await self._turns.serve(request, {**passed_on, "X-Request-Id": request_id}, reply)
+        async with self._queue.place():
+            try:
+                request = read_request(scope["path"], raw, headers, tenant=self._access.tenant(headers))
+            except InvalidRequest as invalid:
+                raise BadRequest(str(invalid), param=invalid.param) from invalid
+            passed_on = {**self._access.engine_headers(headers), "X-Request-Id": request_id}
+            with self._metrics.in_flight.track_inprogress():
+                await self._turns.serve(request, passed_on, reply, arrived_s=arrived_s)
 
     async def models(self, scope: Scope, _raw: bytes, reply: Reply) -> None:
         """GET /v1/models, as a decode engine answers it."""
@@ -77,6 +83,16 @@ class Routes:
         up = all(any(engine.healthy for engine in engines) for engines in roles.values())
         detail = {role.value: [_describe(engine) for engine in engines] for role, engines in roles.items()}
         await reply.json(200 if up else 503, {"status": "ok" if up else "unavailable", **detail})
+
+    async def ready(self, _scope: Scope, _raw: bytes, reply: Reply) -> None:
+        """GET /ready: 200 while new turns are taken and an engine of each role takes legs."""
+        missing = [role for role in Role if not any(e.takes_legs for e in self._engines.snapshots(role))]
+        if self._queue.phase is not Phase.SERVING:
+            await reply.json(503, {"status": self._queue.phase})
+        elif missing:
+            await reply.json(503, {"status": "unavailable", "missing": missing})
+        else:
+            await reply.json(200, {"status": "ready"})
 
     async def metrics(self, _scope: Scope, _raw: bytes, reply: Reply) -> None:
         """GET /metrics in Prometheus' text format."""

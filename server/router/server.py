@@ -13,8 +13,10 @@ import uvicorn
 from bidikv_server.router.app import create_app
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
 
+    from bidikv_server.router.app import RouterApp
     from bidikv_server.router.settings import RouterSettings
 
 __all__ = ["create_app", "create_server", "run"]
@@ -25,7 +27,21 @@ _KEEPALIVE_S = 75
 
 
 class RouterServer(uvicorn.Server):
-    """A server that takes a stop signal for itself: `run` returns instead of dying of the signal afterwards."""
+    """A server that takes a stop signal for itself: `run` returns instead of dying of the signal afterwards.
+
+    What uvicorn does then: it closes the listening socket and idle connections at once, lets running requests end
+    within the grace period, cancels the rest, and ends the application's life. Turns that wait, or come over a
+    connection that is still busy, it would let run.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: RouterApp) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no new turns, then let running ones end."""
+        self._app.stop()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -45,8 +61,9 @@ class RouterServer(uvicorn.Server):
 
 def create_server(settings: RouterSettings) -> RouterServer:
     """A server that is not started yet, for programs that own the event loop (`await server.serve()`)."""
+    app = create_app(settings)
     config = uvicorn.Config(
-        cast("Any", create_app(settings)),
+        cast("Any", app),
         host=settings.host,
         port=settings.port,
         loop="uvloop",
@@ -60,7 +77,7 @@ def create_server(settings: RouterSettings) -> RouterServer:
         timeout_keep_alive=_KEEPALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
     )
-    return RouterServer(config)
+    return RouterServer(config, app)
 
 
 def run(settings: RouterSettings) -> None:

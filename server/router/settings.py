@@ -90,6 +90,10 @@ class RouterSettings(BaseSettings):
     shutdown_grace_s: Seconds = 30.0
     """How long running turns may go on after a stop signal, in seconds."""
 
+    max_in_flight: int | None = Field(default=None, ge=1)
+    """Turns that run at once; without it as many as come."""
+    max_queue: int = Field(default=100, ge=0)
+    """Turns that wait for one of them to end; the next one is refused with status 429."""
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
     """Largest request body, in bytes."""
     max_conversations: int = Field(default=20_000, ge=1)

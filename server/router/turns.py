@@ -111,18 +111,21 @@ class TurnService:
         self._history = history
         self._retention = Retention(settings.default_ttl_s, settings.max_ttl_s)
 
-    async def serve(self, request: TurnRequest, passed_on: dict[str, str], reply: Reply) -> None:
+    async def serve(
+        self, request: TurnRequest, passed_on: dict[str, str], reply: Reply, *, arrived_s: float
+    ) -> None:
         """Answer one request.
 
         Args:
             request: What the client asks for.
             passed_on: Client headers that engines get as they are.
             reply: Where the answer goes.
+            arrived_s: When the request was complete, on the monotonic clock.
 
         Raises:
             RouterFault: The turn could not be served and nothing was sent.
         """
-        turn = self._begin(request, passed_on)
+        turn = self._begin(request, passed_on, arrived_s)
         self._metrics.identities.labels(request.identity.source).inc()
         reply.extra[_SESSION] = turn.match.key.encode()
         try:
@@ -140,15 +143,14 @@ class TurnService:
                 raise failed.fault from failed
             await reply.whole(failed.answer.status, failed.answer.headers, failed.answer.body)
 
-    def _begin(self, request: TurnRequest, passed_on: dict[str, str]) -> _Turn:
-        now_s = time.monotonic()
-        match = self._table.find(request.scope, request.session, request.chain, now_s)
+    def _begin(self, request: TurnRequest, passed_on: dict[str, str], arrived_s: float) -> _Turn:
+        match = self._table.find(request.scope, request.session, request.chain, time.monotonic())
         barred = self._barred(request)
         return _Turn(
             request=request,
             match=match,
             engine_headers={**passed_on, SESSION_HEADER: match.key, "Content-Type": "application/json"},
-            started_s=now_s,
+            started_s=arrived_s,
             keep=self._retention.keep(request.turn, readback=barred is None),
             barred=barred,
             alone=None if can_disaggregate(request.body) else Reason.UNSUPPORTED,

@@ -189,7 +189,11 @@ async def test_ill_formed_keys(start, path):
 async def test_release(start, serve_index, holding):
     """The conversation is forgotten here and on decode: its next turn begins anew."""
     indexes = []
-    address = serve_index(lambda data: indexes[0].answer(data))
+
+    def answer(data):
+        return indexes[0].answer(data)
+
+    address = serve_index(answer)
     cluster = await start(decode=2, api_keys=KEYS, secret="shared")
     cluster.decode[0].publish_index("id", address)
     await cluster.probe()

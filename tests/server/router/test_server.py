@@ -1,5 +1,6 @@
 """The router as a process."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -8,6 +9,10 @@ import sys
 import time
 import urllib.request
 
+import httpx2
+import pytest
+from fake_engine import CHAT_EVENTS, FakeEngine, eventually, serving
+
 from bidikv_server.router.server import create_server
 from bidikv_server.router.settings import RouterSettings
 
@@ -15,7 +20,8 @@ PROGRAM = """
 import sys
 from bidikv_server.router.server import run
 from bidikv_server.router.settings import RouterSettings
-run(RouterSettings(prefill=("http://127.0.0.1:9",), decode=("http://127.0.0.1:9",), port=int(sys.argv[1])))
+port, prefill, decode = sys.argv[1:]
+run(RouterSettings(prefill=(prefill,), decode=(decode,), port=int(port), max_in_flight=1))
 """
 
 
@@ -29,7 +35,9 @@ def test_run_until_sigterm():
     """`run` serves until SIGTERM and then ends cleanly."""
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(port)], env={**os.environ}, stderr=subprocess.PIPE
+        [sys.executable, "-c", PROGRAM, str(port), "http://127.0.0.1:9", "http://127.0.0.1:9"],
+        env={**os.environ},
+        stderr=subprocess.PIPE,
     )
     with process:
         try:
@@ -57,3 +65,60 @@ def test_settings_reach_the_server():
     )
     config = create_server(settings).config
     assert (config.host, config.port, config.timeout_graceful_shutdown) == ("::1", 1, 7)
+
+
+@pytest.mark.anyio
+async def test_a_stop_signal_ends_no_stream():
+    """On SIGTERM the running stream is finished, the waiting turn sent away, and nobody new is let in."""
+    engine = FakeEngine()
+    engine.gate = asyncio.Event()
+    async with serving(FakeEngine(), engine) as engine_urls:
+        port = free_port()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", PROGRAM, str(port), *engine_urls, stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            async with httpx2.AsyncClient(base_url=url, timeout=20) as client:
+                await asyncio.wait_for(_ready(client), 30)
+                running = asyncio.ensure_future(_chat(client, "first", stream=True))
+                await eventually(lambda: engine.answered)
+                queued = asyncio.ensure_future(_chat(client, "second"))
+                await asyncio.wait_for(_one_waits(client), 10)
+                process.send_signal(signal.SIGTERM)
+                answer = await queued
+                assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+                with pytest.raises(httpx2.ConnectError):
+                    await _chat(client, "third")
+                assert not running.done()
+                engine.gate.set()
+                assert (await running).content == b"".join(CHAT_EVENTS)
+            _, errors = await asyncio.wait_for(process.communicate(), 20)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert b"Traceback" not in errors
+    assert process.returncode == 0
+    assert len(engine.answered) == 1
+
+
+async def _ready(client) -> None:
+    while True:
+        try:
+            if (await client.get("/ready")).status_code == 200:
+                return
+        except httpx2.TransportError:
+            await asyncio.sleep(0.05)
+
+
+async def _one_waits(client) -> None:
+    while True:
+        if "bidikv_router_turns_queued 1.0" in (await client.get("/metrics")).text:
+            return
+        await asyncio.sleep(0.01)
+
+
+async def _chat(client, content, **fields):
+    body = {"model": "m", "messages": [{"role": "user", "content": content}], **fields}
+    return await client.post("/v1/chat/completions", json=body)

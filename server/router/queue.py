@@ -1,0 +1,101 @@
+"""The door for turns: open while the router serves, with a bounded queue in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from bidikv_server.router.core.admission import Admission, QueueFull
+from bidikv_server.router.errors import RouterFault, ShuttingDown, TooManyTurns
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from bidikv_server.router.core.admission import Ticket
+    from bidikv_server.router.metrics import RouterMetrics
+
+
+class Phase(StrEnum):
+    """Where the router is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    STOPPING = "stopping"
+
+
+class TurnQueue:
+    """Lets turns run, wait or go away. One event loop only.
+
+    Attributes:
+        phase: Turns are let in while it is `serving`.
+    """
+
+    def __init__(self, metrics: RouterMetrics, *, max_in_flight: int | None, max_queue: int) -> None:
+        self._metrics = metrics
+        self._admission = Admission(max_in_flight=max_in_flight, max_queue=max_queue)
+        self._turns_up: dict[Ticket, asyncio.Future[None]] = {}
+        self.phase = Phase.STARTING
+
+    def open(self) -> None:
+        """Let turns in from now on."""
+        self.phase = Phase.SERVING
+
+    def close(self) -> None:
+        """Refuse new turns and those that wait; running ones go on."""
+        self.phase = Phase.STOPPING
+        for turn_up in self._turns_up.values():
+            if not turn_up.done():
+                turn_up.set_exception(self._refused(ShuttingDown()))
+
+    def check(self) -> None:
+        """Refuse a turn that has no chance, before its body is read.
+
+        Raises:
+            TooManyTurns: No room to run or to wait.
+            ShuttingDown: The router stops, or has not started yet.
+        """
+        if self.phase is not Phase.SERVING:
+            raise self._refused(ShuttingDown())
+        if self._admission.full:
+            raise self._refused(TooManyTurns())
+
+    @contextlib.asynccontextmanager
+    async def place(self) -> AsyncGenerator[None]:
+        """Hold a turn's place while it runs, after a wait for it if need be; whoever is cancelled leaves the queue.
+
+        Raises:
+            TooManyTurns: No room to run or to wait.
+            ShuttingDown: The router stops.
+        """
+        self.check()
+        try:
+            ticket = self._admission.enter()
+        except QueueFull:
+            raise self._refused(TooManyTurns()) from None
+        try:
+            if ticket not in self._admission.running:
+                await self._wait(ticket)
+            yield
+        finally:
+            self._leave(ticket)
+
+    async def _wait(self, ticket: Ticket) -> None:
+        turn_up = self._turns_up[ticket] = asyncio.get_running_loop().create_future()
+        self._metrics.queued.set(self._admission.waiting)
+        try:
+            await turn_up
+        finally:
+            del self._turns_up[ticket]
+
+    def _leave(self, ticket: Ticket) -> None:
+        """Pass the place on. If the next turn has just been cancelled, it passes it on in turn."""
+        promoted = self._admission.leave(ticket)
+        self._metrics.queued.set(self._admission.waiting)
+        if promoted is not None and not self._turns_up[promoted].done():
+            self._turns_up[promoted].set_result(None)
+
+    def _refused(self, fault: RouterFault) -> RouterFault:
+        self._metrics.refused.labels(fault.code).inc()
+        return fault
