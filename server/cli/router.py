@@ -26,6 +26,23 @@ def router(
     port: Annotated[
         int | None, typer.Option("--port", "-p", help="Port to listen on. Default: 8000.")
     ] = None,
+    api_keys_file: Annotated[
+        Path | None,
+        typer.Option(help="TOML file of API keys to tenants; read again when it changes.", metavar="FILE"),
+    ] = None,
+    max_in_flight: Annotated[
+        int | None, typer.Option(help="Turns that run at once. Default: as many as come.")
+    ] = None,
+    max_queue: Annotated[
+        int | None, typer.Option(help="Turns that wait for one of them; beyond, status 429. Default: 100.")
+    ] = None,
+    shutdown_grace: Annotated[
+        float | None,
+        typer.Option(help="Seconds for running turns after a stop signal. Default: 30.", metavar="S"),
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error. Default: info.")
+    ] = None,
     readback: Annotated[
         bool | None,
         typer.Option("--readback/--no-readback", help="Let prefill read back what decode retained."),
@@ -33,7 +50,8 @@ def router(
 ) -> None:
     """Route turns over prefill and decode engines.
 
-    Options win over BIDIKV_ROUTER_* variables, which win over the file.
+    Options win over BIDIKV_ROUTER_* variables, which win over the file. Secrets are no options: the file or the
+    variables BIDIKV_ROUTER_API_KEY, BIDIKV_ROUTER_UPSTREAM_API_KEY, BIDIKV_ROUTER_ADMIN_KEY and BIDIKV_SECRET give them.
     """
     with launch_errors():
         require_extra(
@@ -48,11 +66,16 @@ def router(
             "host": host,
             "port": port,
             "readback": readback,
+            "api_keys_file": api_keys_file,
+            "max_in_flight": max_in_flight,
+            "max_queue": max_queue,
+            "shutdown_grace_s": shutdown_grace,
+            "log_level": log_level,
         }
         try:
             settings = RouterSettings.load(config, **overrides)
+            if settings.port:
+                require_free(settings.host, settings.port)
+            run(settings)
         except SettingsError as error:
             raise fail(f"router settings: {error}", 2) from None
-        if settings.port:
-            require_free(settings.host, settings.port)
-        run(settings)

@@ -137,6 +137,47 @@ def test_a_router_without_engines_says_so():
     assert "prefill: at least one engine URL is needed" in result.output
 
 
+def test_router_help_says_where_secrets_come_from():
+    """Operators' options are there; secrets are variables, and no option takes one."""
+    output = run("router", "--help").output
+    for word in ("--api-keys-file", "--max-in-flight", "--max-queue", "--shutdown-grace", "--log-level"):
+        assert word in output
+    for name in (
+        "BIDIKV_ROUTER_API_KEY",
+        "BIDIKV_ROUTER_UPSTREAM_API_KEY",
+        "BIDIKV_ROUTER_ADMIN_KEY",
+        "BIDIKV_SECRET",
+    ):
+        assert name in output
+    assert "--api-key " not in output
+    assert "--admin-key" not in output
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, "cannot read"), ("sk-hush = 1", "entry 1"), ("sk-hush = = 1", "is not valid TOML")],
+)
+def test_a_bad_file_of_api_keys_names_the_problem(tmp_path, text, expected):
+    """At start, with setting and path, and without the keys."""
+    path = tmp_path / "keys.toml"
+    if text is not None:
+        path.write_text(text)
+    engines = ["--prefill", "http://127.0.0.1:9", "--decode", "http://127.0.0.1:9"]
+    result = run(
+        "router", *engines, "--config", os.devnull, "--api-keys-file", str(path), "--port", free_port()
+    )
+    assert result.exit_code == 2
+    assert "router settings: api_keys_file: " in result.output
+    assert expected in result.output
+    assert "hush" not in result.output
+    assert "Traceback" not in result.output
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
 def test_model_smollm2_prints_its_folder():
     """On stdout and alone, so that a script can use it."""
     result = run("model", "smollm2")

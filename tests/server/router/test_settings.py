@@ -1,6 +1,8 @@
 """Where settings come from, and how a wrong one is told."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +96,37 @@ def test_bad_toml(toml, tmp_path):
         RouterSettings.load(toml("port = = 1"))
     with pytest.raises(SettingsError, match=r"cannot read .*missing.toml"):
         RouterSettings.load(tmp_path / "missing.toml")
+
+
+def test_every_setting_is_documented():
+    """Each one has its row in docs/router.md, with its default, and nothing else has."""
+    page = (Path(__file__).parents[3] / "docs" / "router.md").read_text(encoding="utf-8")
+    table = page.partition("## Settings")[2].partition("## Tenants")[0]
+    rows = {}
+    for row in re.findall(r"^\| (`.*) \| .* \|$", table, re.MULTILINE):
+        names, _, defaults = row.partition(" | ")
+        names = re.findall(r"`(\w+)`", names)
+        values = [value.strip("` ") for value in defaults.split(",")]
+        rows |= dict(zip(names, values * (1 if len(values) > 1 else len(names)), strict=True))
+    assert set(rows) == set(RouterSettings.model_fields)
+    defaults = {
+        name: value
+        for name, value in RouterSettings(**ENGINES)
+        if name not in {*ENGINES, "api_keys", "secret"}
+    }
+    shown = {None: "none", True: "true", False: "false"}
+    for name, value in defaults.items():
+        expected = (
+            shown[value] if value is None or value in {True, False} and isinstance(value, bool) else value
+        )
+        assert rows[name] == (f"{expected:g}" if isinstance(expected, float) else str(expected)), name
+
+
+def test_the_side_channels_secret(environment, toml):
+    """It comes from the variable that engines read too, and shows nowhere."""
+    environment.setenv("BIDIKV_SECRET", "hush")
+    settings = RouterSettings.load(toml('secret = "file"'), **ENGINES)
+    assert settings.secret.get_secret_value() == "hush"
+    assert "hush" not in repr(settings) + settings.model_dump_json()
+    environment.delenv("BIDIKV_SECRET")
+    assert RouterSettings.load(toml('secret = "file"'), **ENGINES).secret.get_secret_value() == "file"
