@@ -132,5 +132,9 @@ class Access:
             passed_on["authorization"] = headers["authorization"]
         return passed_on
 
+    def refused_by_engine(self, status: int) -> bool:
+        """Whether an engine's answer with this status is about the router's credential and not about the client's."""
+        return status in {401, 403} and (self.by_key or self._upstream is not None)
+
     def _ring(self) -> KeyRing:
         return self._file.ring().merged(self._fixed) if self._file is not None else self._fixed

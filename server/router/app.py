@@ -15,10 +15,10 @@ from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.history import History
 from bidikv_server.router.core.ids import EngineUrl
 from bidikv_server.router.core.requests import CHAT_PATH, COMPLETIONS_PATH
-from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, RouterFault
+from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, RouterFault, ShuttingDown
 from bidikv_server.router.metrics import RouterMetrics
 from bidikv_server.router.probes import Prober
-from bidikv_server.router.queue import TurnQueue
+from bidikv_server.router.queue import Phase, TurnQueue
 from bidikv_server.router.releases import Releaser
 from bidikv_server.router.replies import Receive, Reply, Scope, Send, headers_of
 from bidikv_server.router.routes import ClientGone, Routes, read_body
@@ -78,7 +78,13 @@ class RouterApp:
             timeout_s=settings.probe_timeout_s,
         )
         turns = TurnService(
-            settings, self.engines, self.table, self._client, self.metrics, history=self.history
+            settings,
+            self.engines,
+            self.table,
+            self._client,
+            self.metrics,
+            history=self.history,
+            access=self._access,
         )
         routes = Routes(
             settings,
@@ -130,6 +136,11 @@ class RouterApp:
             await _while_connected(endpoint(scope, raw, reply), receive)
         except ClientGone:
             _log.debug("a client left before its answer was complete")
+        except asyncio.CancelledError:
+            # The server's way to end what outlives the grace period: the client hears of it instead of a cut line.
+            if self._queue.phase is not Phase.STOPPING:
+                raise
+            await reply.cut_off(ShuttingDown())
         except RouterFault as fault:
             await reply.fault(fault)
         except RecursionError:

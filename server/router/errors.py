@@ -107,6 +107,15 @@ class UpstreamConnectFailed(UpstreamFault):
     code = "engine_unreachable"
 
 
+class EngineRefusesRouter(UpstreamFault):
+    """An engine refuses the credential that the router sends instead of the client's: the operator has to act."""
+
+    code = "engine_refuses_router"
+
+    def __init__(self) -> None:
+        super().__init__("An engine refuses the router's credential (setting 'upstream_api_key').")
+
+
 class UpstreamTimedOut(UpstreamFault):
     """An engine did not answer in time."""
 

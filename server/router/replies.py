@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
-from bidikv_server.router.errors import RouterFault, error_bytes
+from bidikv_server.router.errors import RouterFault, error_bytes, error_event
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -21,17 +21,23 @@ class Reply:
 
     Attributes:
         started: The status is out: what comes now can only go into the body.
+        ended: The whole answer is out.
         extra: Headers of ours; they replace the engine's own of the same name.
     """
 
     def __init__(self, send: Send) -> None:
         self.started = False
+        self.ended = False
+        self._is_event_stream = False
         self.extra: dict[bytes, bytes] = {}
         self._send = send
 
-    async def start(self, status: int, headers: RawHeaders) -> None:
+    async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Send status and headers."""
         self.started = True
+        self._is_event_stream = any(
+            name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
+        )
         kept = [(name, value) for name, value in headers if name not in self.extra]
         await self._send(
             {"type": "http.response.start", "status": status, "headers": [*kept, *self.extra.items()]}
@@ -43,12 +49,14 @@ class Reply:
 
     async def end(self) -> None:
         """The body is complete."""
+        self.ended = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def whole(self, status: int, headers: RawHeaders, body: bytes) -> None:
         """Send everything in one piece."""
         length = str(len(body)).encode()
         await self.start(status, [*headers, (b"content-length", length)])
+        self.ended = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def json(self, status: int, value: Any) -> None:
@@ -63,6 +71,18 @@ class Reply:
         if fault.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         await self.whole(fault.status, headers, error_bytes(fault))
+
+    async def cut_off(self, fault: RouterFault) -> None:
+        """End an answer before its time: with an error as far as the client can still be told of one.
+
+        Bytes that are neither whole nor a stream of events cannot say so; there the missing end has to.
+        """
+        if not self.started:
+            await self.fault(fault)
+        elif self._is_event_stream and not self.ended:
+            # A blank line first, because the stream may stand inside an event.
+            await self.write(b"\n\n" + error_event(fault))
+            await self.end()
 
 
 def headers_of(scope: Scope) -> Mapping[str, str]:

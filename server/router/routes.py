@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.ids import accept_request_id
 from bidikv_server.router.core.requests import InvalidRequest, read_request
-from bidikv_server.router.errors import BadRequest, BodyTooLarge, NoEngineAvailable
+from bidikv_server.router.errors import BadRequest, BodyTooLarge, EngineRefusesRouter, NoEngineAvailable
 from bidikv_server.router.metrics import CONTENT_TYPE, RouterMetrics
 from bidikv_server.router.queue import Phase
 from bidikv_server.router.replies import headers_of
@@ -75,6 +75,8 @@ class Routes:
             timeout_s=self._settings.connect_timeout_s + self._settings.probe_timeout_s,
             headers=self._access.engine_headers(headers_of(scope)),
         )
+        if self._access.refused_by_engine(answer.status):
+            raise EngineRefusesRouter
         await reply.whole(answer.status, answer.headers, answer.body)
 
     async def health(self, _scope: Scope, _raw: bytes, reply: Reply) -> None:

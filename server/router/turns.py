@@ -35,6 +35,7 @@ from bidikv_server.router.core.history import TurnRecord
 from bidikv_server.router.core.ids import salt_of
 from bidikv_server.router.core.policy import Excluded, NoHealthyEngine, Retention, RoutePlan, plan_route
 from bidikv_server.router.errors import (
+    EngineRefusesRouter,
     NoEngineAvailable,
     UpstreamConnectFailed,
     UpstreamFault,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bidikv.headers import ReuseHeader
+    from bidikv_server.router.access import Access
     from bidikv_server.router.core.conversations import ConversationTable
     from bidikv_server.router.core.engines import EngineSnapshot
     from bidikv_server.router.core.history import History
@@ -102,6 +104,7 @@ class TurnService:
         metrics: RouterMetrics,
         *,
         history: History,
+        access: Access,
     ) -> None:
         self._settings = settings
         self._engines = engines
@@ -109,6 +112,7 @@ class TurnService:
         self._client = client
         self._metrics = metrics
         self._history = history
+        self._access = access
         self._retention = Retention(settings.default_ttl_s, settings.max_ttl_s)
 
     async def serve(
@@ -135,6 +139,7 @@ class TurnService:
                 self._count_failure("client_gone")
             raise
         except RefusedByEngine as refused:
+            self._check_credential(refused.answer.status)
             self._count_failure("refused_by_engine")
             await reply.whole(refused.answer.status, refused.answer.headers, refused.answer.body)
         except LegFailed as failed:
@@ -142,6 +147,19 @@ class TurnService:
             if failed.answer is None:
                 raise failed.fault from failed
             await reply.whole(failed.answer.status, failed.answer.headers, failed.answer.body)
+
+    def _check_credential(self, status: int) -> None:
+        """Keep an engine's verdict on the router's credential from a client, who would take it for its own.
+
+        Raises:
+            EngineRefusesRouter: The answer is such a verdict.
+        """
+        if self._access.refused_by_engine(status):
+            self._count_failure(EngineRefusesRouter.code)
+            _log.error(
+                "an engine refuses the router's credential with status %d: check upstream_api_key", status
+            )
+            raise EngineRefusesRouter
 
     def _begin(self, request: TurnRequest, passed_on: dict[str, str], arrived_s: float) -> _Turn:
         match = self._table.find(request.scope, request.session, request.chain, time.monotonic())

@@ -5,6 +5,7 @@ import logging
 import os
 
 import pytest
+from fake_engine import Failure
 
 from bidikv_server.router.access import Access, KeyFile
 from bidikv_server.router.settings import RouterSettings, SettingsError
@@ -131,6 +132,26 @@ async def test_what_engines_get(start, settings, seen):
         assert leg.headers.get("authorization") == seen
         assert leg.headers["traceparent"] == "00-1"
         assert "x-api-key" not in leg.headers
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("status", [401, 403])
+async def test_engines_refuse_the_router(start, caplog, role, status):
+    """A client does not get to hear that its key is wrong when it is the router's."""
+    cluster = await start(api_keys=KEYS, upstream_api_key="sk-up")
+    getattr(cluster, role)[0].failures.append(Failure(status, b"sk-up is wrong"))
+    answer = await cluster.chat("hi", headers=bearer("sk-alice-1"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_refuses_router")
+    assert "check upstream_api_key" in caplog.text
+    assert "sk-" not in answer.text + caplog.text
+
+
+async def test_engines_refuse_the_client(start):
+    """Where engines check the client's own credential, their verdict is the client's to hear."""
+    cluster = await start()
+    cluster.decode[0].failures.append(Failure(401, b"no"))
+    answer = await cluster.chat("hi", headers=bearer("sk-alice-1"))
+    assert (answer.status_code, answer.content) == (401, b"no")
 
 
 async def test_no_key_is_ever_shown(start, caplog):

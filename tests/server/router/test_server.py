@@ -1,6 +1,8 @@
 """The router as a process."""
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 import socket
@@ -20,8 +22,12 @@ PROGRAM = """
 import sys
 from bidikv_server.router.server import run
 from bidikv_server.router.settings import RouterSettings
-port, prefill, decode = sys.argv[1:]
-run(RouterSettings(prefill=(prefill,), decode=(decode,), port=int(port), max_in_flight=1))
+port, prefill, decode, grace = sys.argv[1:]
+run(
+    RouterSettings(
+        prefill=(prefill,), decode=(decode,), port=int(port), max_in_flight=1, shutdown_grace_s=float(grace)
+    )
+)
 """
 
 
@@ -35,7 +41,7 @@ def test_run_until_sigterm():
     """`run` serves until SIGTERM and then ends cleanly."""
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(port), "http://127.0.0.1:9", "http://127.0.0.1:9"],
+        [sys.executable, "-c", PROGRAM, str(port), "http://127.0.0.1:9", "http://127.0.0.1:9", "30"],
         env={**os.environ},
         stderr=subprocess.PIPE,
     )
@@ -67,32 +73,24 @@ def test_settings_reach_the_server():
     assert (config.host, config.port, config.timeout_graceful_shutdown) == ("::1", 1, 7)
 
 
-@pytest.mark.anyio
-async def test_a_stop_signal_ends_no_stream():
-    """On SIGTERM the running stream is finished, the waiting turn sent away, and nobody new is let in."""
-    engine = FakeEngine()
-    engine.gate = asyncio.Event()
+@contextlib.asynccontextmanager
+async def router_process(engine, *, grace_s: float):
+    """A router process in front of this decode engine; it has to end by itself, and well."""
+    port = free_port()
     async with serving(FakeEngine(), engine) as engine_urls:
-        port = free_port()
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", PROGRAM, str(port), *engine_urls, stderr=asyncio.subprocess.PIPE
+            sys.executable,
+            "-c",
+            PROGRAM,
+            str(port),
+            *engine_urls,
+            str(grace_s),
+            stderr=asyncio.subprocess.PIPE,
         )
         try:
-            url = f"http://127.0.0.1:{port}"
-            async with httpx2.AsyncClient(base_url=url, timeout=20) as client:
+            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
                 await asyncio.wait_for(_ready(client), 30)
-                running = asyncio.ensure_future(_chat(client, "first", stream=True))
-                await eventually(lambda: engine.answered)
-                queued = asyncio.ensure_future(_chat(client, "second"))
-                await asyncio.wait_for(_one_waits(client), 10)
-                process.send_signal(signal.SIGTERM)
-                answer = await queued
-                assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-                with pytest.raises(httpx2.ConnectError):
-                    await _chat(client, "third")
-                assert not running.done()
-                engine.gate.set()
-                assert (await running).content == b"".join(CHAT_EVENTS)
+                yield process, client
             _, errors = await asyncio.wait_for(process.communicate(), 20)
         finally:
             if process.returncode is None:
@@ -100,7 +98,42 @@ async def test_a_stop_signal_ends_no_stream():
                 await process.wait()
     assert b"Traceback" not in errors
     assert process.returncode == 0
+
+
+@pytest.mark.anyio
+async def test_a_stop_signal_ends_no_stream():
+    """On SIGTERM the running stream is finished, the waiting turn sent away, and nobody new is let in."""
+    engine = FakeEngine(gate=asyncio.Event())
+    async with router_process(engine, grace_s=30) as (process, client):
+        running = asyncio.ensure_future(_chat(client, "first", stream=True))
+        await eventually(lambda: engine.answered)
+        queued = asyncio.ensure_future(_chat(client, "second"))
+        await asyncio.wait_for(_one_waits(client), 10)
+        process.send_signal(signal.SIGTERM)
+        answer = await queued
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        with pytest.raises(httpx2.ConnectError):
+            await _chat(client, "third")
+        assert not running.done()
+        engine.gate.set()
+        assert (await running).content == b"".join(CHAT_EVENTS)
     assert len(engine.answered) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stop_signal_waits_no_longer_than_the_grace_period(stream):
+    """What runs longer ends with an error that the client can see, and its leg is aborted."""
+    engine = FakeEngine(gate=asyncio.Event())
+    async with router_process(engine, grace_s=1) as (process, client):
+        running = asyncio.ensure_future(_chat(client, "first", stream=stream))
+        await eventually(lambda: engine.answered)
+        process.send_signal(signal.SIGTERM)
+        answer = await running
+        assert answer.status_code == (200 if stream else 503)
+        told = answer.content.rpartition(b"data: ")[2] if stream else answer.content
+        assert json.loads(told)["error"]["code"] == "shutting_down"
+        await eventually(lambda: engine.aborted == 1)
 
 
 async def _ready(client) -> None:
