@@ -115,7 +115,7 @@ class Access:
         if not self.by_key:
             return None
         key = presented_key(headers)
-        tenant = self._ring().tenant_of(key) if key is not None else None
+        tenant = self._tenant_of(key) if key is not None else None
         if tenant is None:
             raise Unauthorized(missing=key is None)
         return tenant
@@ -136,5 +136,6 @@ class Access:
         """Whether an engine's answer with this status is about the router's credential and not about the client's."""
         return status in {401, 403} and (self.by_key or self._upstream is not None)
 
-    def _ring(self) -> KeyRing:
-        return self._file.ring().merged(self._fixed) if self._file is not None else self._fixed
+    def _tenant_of(self, key: str) -> str | None:
+        tenant = self._fixed.tenant_of(key)
+        return tenant if tenant is not None or self._file is None else self._file.ring().tenant_of(key)

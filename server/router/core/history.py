@@ -67,7 +67,7 @@ class Known:
         key: Its key.
         tenant: Whose it is.
         model: As the client of its first turn named it.
-        records: Its last turns, oldest first, never empty.
+        records: Its last turns, oldest first, never empty; in a list only the very last one.
         stamp: Its place in the order of use; greater is later.
     """
 
@@ -125,7 +125,9 @@ class History:
         """One conversation; None if it is not known, or is not that tenant's. Without a tenant it may be anybody's."""
         self.expire(now_s)
         entry = self._entries.get(key)
-        return self._known(key, entry) if entry is not None and tenant in {None, entry.tenant} else None
+        if entry is None or tenant not in {None, entry.tenant}:
+            return None
+        return self._known(key, entry, entry.packed)
 
     def page(
         self, now_s: float, *, limit: int, tenant: str | None = None, before: int | None = None
@@ -151,7 +153,8 @@ class History:
             if before is None or entry.stamp < before
         )
         found = list(islice(older, limit + 1))
-        return tuple(self._known(key, entry) for key, entry in found[:limit]), len(found) > limit
+        listed = tuple(self._known(key, entry, entry.packed[-_PACKED.size :]) for key, entry in found[:limit])
+        return listed, len(found) > limit
 
     def forget(self, key: ConversationKey) -> None:
         """Forget a conversation, if it is known."""
@@ -189,8 +192,8 @@ class History:
             assert order == sorted(order), "a tenant's conversations are not in order of use"  # noqa: S101
         assert all(0 < len(e.packed) <= self._max_bytes for e in self._entries.values()), "records"  # noqa: S101
 
-    def _known(self, key: ConversationKey, entry: _Entry) -> Known:
-        return Known(key, entry.tenant, entry.model, tuple(self._unpack(entry.packed)), entry.stamp)
+    def _known(self, key: ConversationKey, entry: _Entry, packed: bytes) -> Known:
+        return Known(key, entry.tenant, entry.model, tuple(self._unpack(packed)), entry.stamp)
 
     def _pack(self, record: TurnRecord) -> bytes:
         return _PACKED.pack(

@@ -180,7 +180,9 @@ class HistoryAgainstModel(RuleBasedStateMachine):
             listed += page
             before = page[-1].stamp if page else None
         assert [found.key for found in listed] == expected
-        assert [[r.at_s for r in found.records] for found in listed] == [self.model[key] for key in expected]
+        assert [[r.at_s for r in found.records] for found in listed] == [self.model[k][-1:] for k in expected]
+        for key in expected:
+            assert [r.at_s for r in self.known.find(key, self.now_s).records] == self.model[key]
 
     @invariant()
     def is_whole(self):
