@@ -50,13 +50,15 @@ class Releaser:
         if self._client is None:
             self._client = side_channel.Client(secret=self._secret)
         request = messages.encode(messages.Release(messages.VERSION, key))
-        replies = await asyncio.gather(
+        answers = asyncio.gather(
             *(
                 asyncio.wrap_future(self._client.submit(address, request, timeout_s=self._timeout_s))
                 for address in asked
             ),
             return_exceptions=True,
         )
+        # Shielded: the side channel's thread takes no cancelled future, and the message is on its way anyway.
+        replies = await asyncio.shield(answers)
         return {address: _outcome(reply) for address, reply in zip(asked, replies, strict=True)}
 
     async def close(self) -> None:

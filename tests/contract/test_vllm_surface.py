@@ -20,6 +20,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl import (  # noqa: E402
     pull_scheduler,
     pull_worker,
 )
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: E402
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest  # noqa: E402
 from vllm.multimodal.hasher import MultiModalHasher  # noqa: E402
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange  # noqa: E402
 from vllm.renderers.base import BaseRenderer  # noqa: E402
@@ -32,6 +34,7 @@ from vllm.v1.outputs import KVConnectorOutput  # noqa: E402
 from vllm.v1.request import Request  # noqa: E402
 
 from bidikv_server.connector import requests  # noqa: E402
+from bidikv_server.router.core import ids  # noqa: E402
 from bidikv_server.versions import vllm_objection  # noqa: E402
 
 
@@ -237,3 +240,13 @@ def test_a_new_registration_is_read_where_we_write_it():
     told = "remote_registration_generation" in source(metadata.NixlConnectorMetadata)
     assert told == ("_registration_generation" in source(base_scheduler.NixlBaseConnectorScheduler.__init__))
     assert told == (not vllm.__version__.startswith("0.32."))
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt"), [(ChatCompletionRequest, {"messages": []}), (CompletionRequest, {"prompt": "x"})]
+)
+def test_tenants_salts_reach_the_prefix_cache(model, prompt):
+    """The router's `cache_salt` is one that engines take, and it is part of a prompt's first block's name."""
+    salt = ids.cache_salt_of("tenant", "/@\\" * 100)
+    assert model.model_validate({"model": "m", "cache_salt": salt, **prompt}).cache_salt == salt
+    assert '("cache_salt", request.cache_salt)' in source(kv_cache_utils.generate_block_hash_extra_keys)

@@ -1,8 +1,11 @@
 """Telling real retention indexes, over the real side channel, that a conversation has ended."""
 
+import asyncio
 import sys
+import threading
 
 import pytest
+from fake_engine import eventually
 
 from bidikv_server.connector import messages
 from bidikv_server.router.core.ids import ConversationKey
@@ -51,6 +54,27 @@ async def test_an_index_that_refuses(releaser, serve_index, reply):
     """Another version, or no sense at all, is not taken for a release."""
     address = serve_index(lambda _: reply)
     assert await releaser.release([address], KEY) == {address: Outcome.REFUSED}
+
+
+async def test_who_asked_leaves(releaser, serve_index, holding):
+    """An administrator who disconnects meanwhile takes nothing back, and the side channel lives on."""
+    index = holding(KEY)
+    held, answer = threading.Event(), threading.Event()
+
+    def slow(data):
+        held.set()
+        assert answer.wait(5)
+        return index.answer(data)
+
+    address = serve_index(slow)
+    asking = asyncio.ensure_future(releaser.release([address], KEY))
+    await eventually(held.is_set)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert asking.cancelled()
+    answer.set()
+    await eventually(lambda: index.take_changes() == {KEY: None})
+    assert await releaser.release([address], KEY) == {address: Outcome.NOT_HELD}
 
 
 async def test_nothing_to_tell(releaser):
