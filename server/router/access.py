@@ -120,6 +120,11 @@ class Access:
             raise Unauthorized(missing=key is None)
         return tenant
 
+    def counts(self) -> dict[str, int]:
+        """How many keys each tenant has now, from wherever they come."""
+        ring = self._fixed if self._file is None else self._file.ring().merged(self._fixed)
+        return ring.counts()
+
     def engine_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Headers for engines: the client's trace, and the router's credential.
 

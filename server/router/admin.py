@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
 from bidikv_server.router.core.engines import Role
@@ -18,17 +18,15 @@ from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, 
 from bidikv_server.router.replies import headers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping
 
     from bidikv_server.router.access import Access
     from bidikv_server.router.core.conversations import ConversationTable, Turn
     from bidikv_server.router.core.engines import EngineTable
     from bidikv_server.router.core.history import History, Known
     from bidikv_server.router.releases import Releaser
-    from bidikv_server.router.replies import Reply, Scope
+    from bidikv_server.router.replies import Endpoint, Reply, Scope
     from bidikv_server.router.settings import RouterSettings
-
-    Endpoint: TypeAlias = Callable[[Scope, bytes, Reply], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 PREFIX: Final = "/bidikv/v1/"
@@ -148,7 +146,12 @@ class AdminRoutes:
         self._table.forget(key)
         self._history.forget(key)
         outcomes = await self._releaser.release(self._addresses(turns), key)
-        _log.info("conversation %s of tenant %s was released: %s", key, known.tenant, outcomes)
+        _log.info(
+            "conversation %s of tenant %s was released: %s",
+            key,
+            known.tenant,
+            {address: str(outcome) for address, outcome in outcomes.items()},
+        )
         await reply.json(200, {"key": key, "forgotten": True, "decode": outcomes})
 
     def _find(self, caller: _Caller, key: ConversationKey) -> Known:
@@ -188,8 +191,9 @@ class AdminRoutes:
         )
 
     async def _config(self, reply: Reply) -> None:
-        """GET config: every setting with its value; of secrets only whether they are set."""
-        await reply.json(200, self._settings.model_dump(mode="json"))
+        """GET config: every setting with its value; of secrets whether they are set, of API keys how many each tenant has."""
+        settings = self._settings.model_dump(mode="json")
+        await reply.json(200, {**settings, "api_keys": self._access.counts()})
 
 
 def _of_method(scope: Scope, methods: Mapping[str, Endpoint]) -> Endpoint:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from bidikv_server.router.access import Access
 from bidikv_server.router.admin import PREFIX, AdminRoutes
@@ -20,20 +19,19 @@ from bidikv_server.router.metrics import RouterMetrics
 from bidikv_server.router.probes import Prober
 from bidikv_server.router.queue import Phase, TurnQueue
 from bidikv_server.router.releases import Releaser
-from bidikv_server.router.replies import Receive, Reply, Scope, Send, headers_of
+from bidikv_server.router.replies import Endpoint, Receive, Reply, Scope, Send, headers_of
 from bidikv_server.router.routes import ClientGone, Routes, read_body
 from bidikv_server.router.turns import TurnService
 from bidikv_server.router.upstream import EngineClient
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Coroutine
 
     from bidikv_server.router.settings import RouterSettings
 
 _log = logging.getLogger(__name__)
 
 _TURN_PATHS: Final = frozenset({CHAT_PATH, COMPLETIONS_PATH})
-Endpoint: TypeAlias = Callable[[Scope, bytes, Reply], Awaitable[None]]
 
 
 class RouterApp:

@@ -91,3 +91,7 @@ def headers_of(scope: Scope) -> Mapping[str, str]:
     for name, value in scope["headers"]:
         headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
     return headers
+
+
+Endpoint: TypeAlias = Callable[[Scope, bytes, Reply], Awaitable[None]]
+"""Answers a request whose body has been read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,8 +37,7 @@ class KeyRing:
 
     def counts(self) -> dict[str, int]:
         """How many keys each tenant has."""
-        names = sorted(self.tenants.values())
-        return {name: names.count(name) for name in dict.fromkeys(names)}
+        return dict(sorted(Counter(self.tenants.values()).items()))
 
     def merged(self, other: KeyRing) -> KeyRing:
         """Both rings in one; where they disagree on a key, the other one's word counts."""

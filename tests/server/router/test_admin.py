@@ -285,6 +285,6 @@ async def test_config(start, caplog):
     told = answer.json()
     assert told["probe_interval_s"] == 600.0
     assert told["prefill"] == [cluster.urls["prefill-0"]]
-    assert told["api_keys"] == {"alice": 2, "bob": 1}
+    assert told["api_keys"] == {"alice": 2, "bob": 1, "default": 1}
     assert {told[name] for name in ("api_key", "admin_key", "upstream_api_key", "secret")} == {"**********"}
     assert "sk-" not in answer.text + caplog.text
