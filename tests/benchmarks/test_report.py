@@ -33,7 +33,7 @@ def result():
         pressure=Pressure(150, 150, 60.0, 0, 0, 400, 0),
     )
     even = Ratio(1.0, 0.99, 1.01)
-    load = Throughput(400, [], even, even, even, 0)
+    load = Throughput(400, [], even, even, even, 0, 0.001)
     inside = Inside(2048, 7, 2048, 12.0, 9.0, 6.0, 6.5, 0.5, 3.0, 2.0, 8.0)
     return Result("0", "0.32", "m", 2, ("--x",), stock=stock, ours=ours, throughput=load, lookup=[inside])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from dataclasses import dataclass
 from random import Random
@@ -14,6 +13,7 @@ from bidikv_server.launch import readiness
 from comparison import tiny_model
 from comparison.calls import CallFailedError, page, post
 from comparison.clusters import BLOCK_TOKENS, TimedCluster, timed
+from comparison.marks import Marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 SIZES: Final = (64, 2048, 8192)
 """Whole blocks of a prompt; the first stands for a short one, the others for 32 k and 128 k tokens of 16-token blocks."""
-MARK: Final = "benchmark-timing "
 LOOKUPS: Final = 11
 """Of each size."""
 _SPARE_TOKENS: Final = 512
@@ -86,7 +85,7 @@ def _measure(cluster: TimedCluster, blocks: int, repetitions: int, say: Callable
     words = range(100, tiny_model.VOCABULARY)
     prompt = [rng.choice(words) for _ in range(blocks * BLOCK_TOKENS + 8)]
     conversation, salt = uuid.uuid4().hex, "benchmark"
-    marks = _Marks(cluster)
+    marks = Marks(cluster)
     say(f"  {blocks} blocks: decode computes and records the prompt")
     retained = wire.decode_leg({}, conversation=conversation, salt=salt, retain_s=_HOUR_S)
     post(f"{decode}/v1/completions", _body(cluster, prompt, retained), timeout_s=_HOUR_S)
@@ -131,25 +130,3 @@ def _body(cluster: TimedCluster, prompt: list[int], params: dict[str, Any]) -> d
         "max_tokens": 1,
         "kv_transfer_params": params,
     }
-
-
-class _Marks:
-    """What engines logged through `timed_connector` since the last look."""
-
-    def __init__(self, cluster: TimedCluster) -> None:
-        self._logs = {name: cluster.log_dir / f"{name}.log" for name in ("prefill-0", "decode-0")}
-        self._read = {name: path.stat().st_size for name, path in self._logs.items()}
-
-    def new(self, name: str) -> dict[str, list[float]]:
-        """Milliseconds by what took them."""
-        with self._logs[name].open("rb") as log:
-            log.seek(self._read[name])
-            lines = log.read().decode(errors="replace").splitlines()
-            self._read[name] = log.tell()
-        times: dict[str, list[float]] = {}
-        for line in lines:
-            _, found, mark = line.partition(MARK)
-            if found:
-                fields = json.loads(mark)
-                times.setdefault(fields["what"], []).append(fields["ms"])
-        return times

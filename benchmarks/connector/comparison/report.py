@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from comparison.figures import costs_nothing, idle_is_free, lookup_is_fast, wrong_of
 
@@ -18,6 +18,9 @@ NOTES = (
     "exchanged for our polling one, and its engines keep their cores, as ours do: without that each of its engines takes",
     "a whole core at any time. Nothing else of it is changed.",
 )
+
+
+_TARGET_SHARE: Final = 0.02
 
 
 def lines(result: Result) -> Iterator[str]:
@@ -76,6 +79,13 @@ def _rows(result: Result) -> Iterator[tuple[str, str, str, bool | str | None]]:
             yield f"decode tokens/s, retention full / off{name}", "", str(load.throughput), verdict
             yield f"time per output token, full / off{name}", "", str(load.per_token), verdict
             yield f"processor time per output token, full / off{name}", "", str(load.cpu_per_token), None
+            share = f"{load.hooks_share:.2%}"
+            yield (
+                f"engine thread's time in retention's hooks{name}",
+                "",
+                share,
+                load.hooks_share < _TARGET_SHARE,
+            )
             yield f"preemptions under that load{name}", "", str(load.preemptions), load.preemptions == 0
 
 

@@ -87,7 +87,7 @@ class Comparison:
                 self._play(OurPlayer(cluster), shared, result.ours)
         if "throughput" in self.parts:
             self.say("BidiNixlConnector, few blocks")
-            with clusters.ours(model, FEW_BLOCKS_ARGS, self.say) as cluster:
+            with clusters.timed(model, FEW_BLOCKS_ARGS, self.say) as cluster:
                 self.say(f"logs in {cluster.log_dir}")
                 result.throughput = throughput.measure(cluster, throughput.REAL, self.repetitions, self.say)
         if "overhead" in self.parts:
@@ -103,7 +103,7 @@ class Comparison:
 
     def _overhead(self, folder: Path) -> Throughput:
         model = tiny_model.write(folder, TINY_MAX_TOKENS)
-        with clusters.ours(model, TINY_ARGS, self.say) as cluster:
+        with clusters.timed(model, TINY_ARGS, self.say) as cluster:
             self.say(f"logs in {cluster.log_dir}")
             return throughput.measure(cluster, throughput.TINY, self.repetitions, self.say)
 

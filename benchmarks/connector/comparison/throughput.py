@@ -17,11 +17,12 @@ from comparison.calls import Event, events, fan_out, page, post
 from comparison.clusters import BLOCK_TOKENS
 from comparison.figures import Ratio, order, ratio, time_per_token
 from comparison.idle import DECODE, cpu_seconds, used_blocks
+from comparison.marks import Marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bidikv_server.launch.cluster import Cluster
+    from comparison.clusters import TimedCluster
 
 _FILL_AT_ONCE = 16
 _PROTECT_EVERY = 3
@@ -58,6 +59,7 @@ class Run:
         protected_blocks: Of these, protected.
         lost_blocks: Retained blocks that were handed out under the load.
         preemptions: Requests that were preempted.
+        hooks_share: Time that retention took of the engine core's thread, over the time of the load.
     """
 
     kind: str
@@ -68,11 +70,15 @@ class Run:
     protected_blocks: int
     lost_blocks: int
     preemptions: int
+    hooks_share: float
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """All runs, in order, and what they come to: with retention full over with retention off."""
+    """All runs, in order, and what they come to: with retention full over with retention off.
+
+    `hooks_share` is the largest of the runs with retention full: unlike the ratios it does not depend on how busy the machine is.
+    """
 
     blocks: int
     runs: list[Run]
@@ -80,9 +86,10 @@ class Throughput:
     per_token: Ratio
     cpu_per_token: Ratio
     preemptions: int
+    hooks_share: float
 
 
-def measure(cluster: Cluster, shape: Shape, repetitions: int, say: Callable[[str], None]) -> Throughput:
+def measure(cluster: TimedCluster, shape: Shape, repetitions: int, say: Callable[[str], None]) -> Throughput:
     """Interleaved runs, each after one pass of short turns over the whole pool, retained or not."""
     load = _Load(cluster, shape)
     load.prepare("B")
@@ -96,7 +103,7 @@ def measure(cluster: Cluster, shape: Shape, repetitions: int, say: Callable[[str
             f"  retention {'full' if kind == 'A' else 'off '}: {last.tokens_per_s:.1f} tokens/s, "
             f"{last.per_token_s * 1000:.2f} ms per token, {last.cpu_per_token_s * 1000:.2f} ms CPU per token, "
             f"{last.retained_blocks} of {load.blocks} blocks retained ({last.protected_blocks} protected), "
-            f"{last.lost_blocks} lost"
+            f"{last.lost_blocks} lost, {last.hooks_share:.2%} of the time in retention's hooks"
         )
     return Throughput(
         load.blocks,
@@ -105,21 +112,24 @@ def measure(cluster: Cluster, shape: Shape, repetitions: int, say: Callable[[str
         ratio([(run.kind, run.per_token_s) for run in runs]),
         ratio([(run.kind, run.cpu_per_token_s) for run in runs]),
         sum(run.preemptions for run in runs),
+        max(run.hooks_share for run in runs if run.kind == "A"),
     )
 
 
 @dataclass(slots=True)
 class _Load:
-    cluster: Cluster
+    cluster: TimedCluster
     shape: Shape
     blocks: int = 0
     _decode: str = ""
     _rng: Random = field(default_factory=lambda: Random(3))  # noqa: S311
     _asked: int = 0
+    _marks: Marks = field(init=False)
 
     def __post_init__(self) -> None:
         self._decode = self.cluster.decode_urls[0]
         self.blocks, _ = used_blocks(self._decode)
+        self._marks = Marks(self.cluster)
 
     def prepare(self, kind: str) -> None:
         """Hand every block out once, each to a turn of its own: more turns than blocks."""
@@ -129,6 +139,7 @@ class _Load:
     def run(self, kind: str) -> Run:
         """Measure one load of `kind`."""
         before = page(self._decode)
+        hooks_ms = self._hooks_ms()
         shape = self.shape
         bodies = [self._body(kind, shape.prompt_tokens, shape.answer_tokens) for _ in range(shape.requests)]
         group = self.cluster.group_of(DECODE)
@@ -150,7 +161,12 @@ class _Load:
             retained["protected"] if kind == "A" else 0,
             _lost(after) - _lost(before),
             int(_preemptions(after) - _preemptions(before)),
+            (self._hooks_ms() - hooks_ms) / 1000 / seconds,
         )
+
+    def _hooks_ms(self) -> float:
+        """Time in retention's hooks, up to the last request that ended."""
+        return self._marks.new(DECODE)["retention so far"][-1]
 
     def _stream(self, body: dict[str, Any]) -> float:
         parts = events(f"{self._decode}/v1/completions", {**body, "stream": True})

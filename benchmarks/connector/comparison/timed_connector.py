@@ -5,17 +5,21 @@ Everything timed here but the round trips runs on the engine core's own thread: 
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from bidikv_server.connector import messages, side_channel
 from bidikv_server.connector.connector import BidiNixlConnector
 from bidikv_server.connector.core import digests
+from bidikv_server.connector.decode import DecodeRetention
+from comparison.marks import MARK
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from vllm.config import VllmConfig
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-MARK: Final = "benchmark-timing "
 logger = logging.getLogger("vllm.bidikv.benchmark")
 
 _submit = side_channel.Client.submit
@@ -56,6 +59,30 @@ def _timed_chain(*arguments: Any, **options: Any) -> Any:
     _tell("digests", time.perf_counter() - started_s, blocks=len(chain.digests))
     return chain
 
+
+class _Spent:
+    """Time that decode's retention took of the engine core's thread since the engine started."""
+
+    seconds = 0.0
+    calls = 0
+
+
+def _metered(hook: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(hook)
+    def timed(*arguments: Any, **options: Any) -> Any:
+        started_s = time.perf_counter()
+        try:
+            return hook(*arguments, **options)
+        finally:
+            _Spent.seconds += time.perf_counter() - started_s
+            _Spent.calls += 1
+
+    return timed
+
+
+# Everything that vLLM's thread runs of it; none of these calls another.
+for _name in ("retain", "settle", "handed_out", "expect", "report", "_on_reuse"):
+    setattr(DecodeRetention, _name, _metered(getattr(DecodeRetention, _name)))
 
 side_channel.Client.submit = _timed_submit  # type: ignore[method-assign, assignment]
 digests.chain = _timed_chain
@@ -111,4 +138,5 @@ class TimedBidiNixlConnector(BidiNixlConnector):
         started_s = time.perf_counter()
         finished: tuple[bool, dict[str, Any] | None] = super().request_finished_all_groups(request, block_ids)
         _tell("request_finished", time.perf_counter() - started_s)
+        _tell("retention so far", _Spent.seconds, calls=_Spent.calls)
         return finished
