@@ -97,7 +97,8 @@ def test_an_engine_that_dies_ends_the_cluster_with_its_log(model, tmp_path, fake
     with bidikv_up(model, tmp_path, env) as (process, output):
         assert process.wait(30) == 1
     text = re.sub(r"\s+", " ", output.read_text())
-    assert "error: prefill-0 ended with exit code 1" in text
+    # Both engines die; which is noticed first is chance.
+    assert re.search(r"error: (prefill|decode)-0 ended with exit code 1", text)
     assert "pip uninstall -y torchvision torchaudio torchcodec" in text
     assert "operator torchvision::nms does not exist" in text
     assert "Traceback" not in text

@@ -137,7 +137,9 @@ def test_an_engine_that_dies_while_starting_fails_at_once(model, tmp_path):
     """The error has its last lines and the fix, and nothing stays behind."""
     cluster = Cluster(spec(model, tmp_path, engine_env={"FAKE_VLLM_FAIL": "torchvision::nms does not exist"}))
     with (
-        pytest.raises(ChildDiedError, match=r"(?s)prefill-0 ended with exit code 1.*pip uninstall.*nms"),
+        pytest.raises(
+            ChildDiedError, match=r"(?s)(prefill|decode)-0 ended with exit code 1.*pip uninstall.*nms"
+        ),
         cluster,
     ):
         pytest.fail("it started")
