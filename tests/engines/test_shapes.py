@@ -8,6 +8,7 @@ import pytest
 from bidikv_server.launch import readiness
 from bidikv_server.launch.cluster import ClusterSpec
 from bidikv_server.launch.model import prepare_smollm2
+from bidikv_server.launch.recipe import ReuseSettings
 
 from .conftest import BLOCK, sample
 from .tiny_models import checkpoint
@@ -155,3 +156,21 @@ def test_ranks_of_a_tensor_parallel_decode_engine(play):
 def test_blocks_of_another_size_on_decode(play):
     """Nothing can be read in either direction: both engines compute, and say so."""
     check_turns(play(shape("llama", decode_args=("--block-size", "64"))), refused("incompatible"))
+
+
+def test_a_threshold_that_is_learnt(play):
+    """It starts from the default, is learnt from the pulls and prompts that happen, and changes no answer."""
+    player = play(shape("llama", reuse=ReuseSettings(recompute_threshold="auto")))
+    (prefill,) = player.cluster.prefill_urls
+    assert "bidikv:pull_threshold_tokens{" not in readiness.fetch(f"{prefill}/metrics")
+    prompt = words(200, 1)
+    reasons = []
+    for turn in range(10):
+        answer = player.turn(prompt)
+        assert answer.token_ids == player.cold(prompt).token_ids
+        reasons.append(answer.reuse.reason)
+        prompt = [*prompt, *answer.token_ids, *words(40 + 30 * turn, turn)]
+    assert reasons[:3] == ["new_conversation", "hit", "hit"]
+    # What it comes to is the machine's affair: a pull may or may not pay for a model of next to no size.
+    assert set(reasons[3:]) <= {"hit", "below_threshold"}
+    assert "bidikv:pull_threshold_tokens{" in readiness.fetch(f"{prefill}/metrics")
