@@ -230,7 +230,8 @@ class Transport:
         self._in_batch -= meta.reqs_not_processed
         for request_id, expiry in meta.reqs_to_send.items():
             if request_id in self._in_batch:
-                self.sending[request_id] = expiry
+                # The lease begins now, on this rank's clock: what has passed on it before is not part of it.
+                self.sending[request_id] = expiry + self.skew_s
         for read in self.reads:
             self._copy(read)
 

@@ -210,7 +210,7 @@ def test_stock_answers_from_a_handle_that_was_used_before(start):
     assert pair.prefill.finish(pair.ask(prompt, handle=handle)).tokens == cold(prompt, 1)
     pair.decode.drain()
     take_everything(pair)
-    pair.pass_time(31)
+    pair.abandon()
     pair.forget()
     retry = pair.prefill.finish(pair.ask(prompt, handle=handle))
     assert retry.tokens != cold(prompt, 1)
