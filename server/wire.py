@@ -29,15 +29,21 @@ SECRET_VARIABLE: Final = "BIDIKV_SECRET"  # noqa: S105  (the name of a variable)
 configuration, which vLLM logs, are no place for it."""
 
 
+NOTHING_TO_PULL: Final = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""`kv_transfer_params` of a prefill leg to stock vLLM that has no KV to fetch."""
+
+
 def prefill_leg(*, conversation: str, salt: str, sources: list[str]) -> dict[str, Any]:
     """`kv_transfer_params` that ask a prefill engine to compute a prompt for a decode engine."""
     return {
-        "do_remote_decode": True,
-        "do_remote_prefill": False,
-        "remote_engine_id": None,
-        "remote_block_ids": None,
-        "remote_host": None,
-        "remote_port": None,
+        **NOTHING_TO_PULL,
         KEY: {"v": VERSION, "conversation": conversation, "salt": salt, "sources": sources},
     }
 

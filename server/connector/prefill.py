@@ -250,17 +250,22 @@ class PrefillReadback:
             packed=turn.packed,
             block_size=self._block_size,
         )
-        line = ("bidikv: request %s %s", request.request_id, account.describe())
         if not requests.ended_well(request):
             # Its client is gone: nothing was reused, and nothing lost.
-            logger.debug(*line)
+            self._tell(logging.DEBUG, request, account)
             return {wire.KEY: account.answer()}
-        logger.log(logging.DEBUG if account.lost_at is None else logging.INFO, *line)
+        self._tell(logging.DEBUG if account.lost_at is None else logging.INFO, request, account)
         self._count(account)
         if self._costs is not None and turn.runs_since_s and not request.num_preemptions:
             now_s = time.monotonic()
             self._costs.computed(account.computed_tokens, now_s - turn.runs_since_s, now_s=now_s)
         return {wire.KEY: account.answer()}
+
+    @staticmethod
+    def _tell(level: int, request: Request, account: Account) -> None:
+        """One log line; its text is only made where somebody reads it."""
+        if logger.isEnabledFor(level):
+            logger.log(level, "bidikv: request %s %s", request.request_id, account.describe())
 
     def _count(self, account: Account) -> None:
         self._stats.record("readbacks", 1, str(account.reason))

@@ -1,7 +1,7 @@
 """Scheduler side of the connector: decode retains and answers, prefill looks up and plans its pulls.
 
-Runs on the engine core's main thread. Only `IndexService.answer` runs on the index thread, and touches nothing but the
-retention index, under its lock: vLLM's block pool belongs to the engine core's thread alone.
+Runs on the engine core's main thread. Only `IndexService.answer` and `sweep` run on the index thread, and touch nothing but
+the retention index, under its lock: vLLM's block pool belongs to the engine core's thread alone.
 """
 
 from __future__ import annotations

@@ -718,10 +718,7 @@ class Pair:
     ) -> str:
         """Queue the prefill leg of a turn; `handle` is what stock decode returned for the turn before."""
         if self.stock:
-            nothing = dict.fromkeys(("remote_block_ids", "remote_engine_id", "remote_host", "remote_port"))
-            params = (
-                dict(handle) if handle else {"do_remote_decode": True, "do_remote_prefill": False} | nothing
-            )
+            params = dict(handle or wire.NOTHING_TO_PULL)
         else:
             params = wire.prefill_leg(
                 conversation=conversation,

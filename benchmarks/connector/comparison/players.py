@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bidikv.headers import READBACK_HEADER, REUSE_HEADER, SESSION_HEADER, ReuseHeader
+from bidikv_server import wire
 from bidikv_server.verify.answers import Answer, AnswerBuilder
 from comparison.calls import Event, Reply, events, page, post
 
@@ -83,7 +84,7 @@ class StockPlayer:
             "stream": False,
             "max_tokens": 1,
             "min_tokens": 0,
-            "kv_transfer_params": handle or _nothing_to_pull(),
+            "kv_transfer_params": handle or wire.NOTHING_TO_PULL,
         }
         prefilled = post(f"{self._prefill}{path}", leg, timeout_s=timeout_s)
         leg = {**body, "stream": stream, "kv_transfer_params": prefilled.body["kv_transfer_params"]}
@@ -162,14 +163,3 @@ def _answer(
 
 def _path(body: Mapping[str, Any]) -> str:
     return "/v1/chat/completions" if "messages" in body else "/v1/completions"
-
-
-def _nothing_to_pull() -> dict[str, Any]:
-    return {
-        "do_remote_decode": True,
-        "do_remote_prefill": False,
-        "remote_engine_id": None,
-        "remote_block_ids": None,
-        "remote_host": None,
-        "remote_port": None,
-    }
