@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -75,6 +76,10 @@ class Lookup:
     def ended(self, now_s: float) -> bool:
         """Whether every index has answered or been given up."""
         return now_s >= self._deadline_s or all(future.done() for _, future in self._asked)
+
+    def wait(self, timeout_s: float) -> None:
+        """Let go of the interpreter until every index has answered, `timeout_s` at most."""
+        wait([future for _, future in self._asked], timeout_s)
 
     def result(self) -> Offer | Reason:
         """The offer of the longest prefix, or why there is none. Call once `ended`."""

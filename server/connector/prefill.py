@@ -39,6 +39,9 @@ logger = logging.getLogger("vllm.bidikv")
 
 _REMEMBERED_TOKENS: Final = 1 << 23
 """Tokens of recent prompts whose digests are kept, about 70 MB with 16-token blocks; a next turn hashes only what is new."""
+_PATIENCE_S: Final = 0.0005
+"""How long a step's planning waits for answers, in seconds. An engine with nothing else to run asks again and again, and the
+interpreter lets the thread that the answer arrives on have a turn only every 5 ms. A step takes many times longer."""
 
 
 class PrefillReadback:
@@ -59,6 +62,7 @@ class PrefillReadback:
         # Where reads under way go; a request may be aborted, and forgotten, before its read is over.
         self._reading_into: dict[str, tuple[int, ...]] = {}
         self._quarantine = Quarantine()
+        self._patience_s = _PATIENCE_S
         self._chains = ChainMemory(_REMEMBERED_TOKENS)
         self._costs = CostModel() if config.learn_threshold else None
 
@@ -109,6 +113,8 @@ class PrefillReadback:
         if turn.lookup is not None:
             now_s = time.monotonic()
             if not turn.lookup.ended(now_s):
+                now_s = self._wait(turn.lookup, now_s)
+            if not turn.lookup.ended(now_s):
                 return None, False
             self._take_result(turn, turn.lookup)
             self._stats.record("lookup_seconds", now_s - turn.since_s)
@@ -130,6 +136,15 @@ class PrefillReadback:
         # vLLM may still refuse the offer, for instance to a request that must compute its whole prompt.
         turn.reason, turn.pull = Reason.UNSUPPORTED, decision
         return len(decision.block_ids) * self._block_size, True
+
+    def _wait(self, lookup: Lookup, now_s: float) -> float:
+        """Spend what this step has left for waiting on one lookup; returns the time then."""
+        if self._patience_s <= 0:
+            return now_s
+        lookup.wait(self._patience_s)
+        ended_s = time.monotonic()
+        self._patience_s -= ended_s - now_s
+        return ended_s
 
     def _threshold(self, offer: Offer) -> float:
         """Smallest number of tokens worth a pull."""
@@ -201,7 +216,8 @@ class PrefillReadback:
             turn.runs_since_s = time.monotonic()
 
     def take_reads(self) -> list[Read]:
-        """Reads committed since the last call."""
+        """Reads committed since the last call; called once a step."""
+        self._patience_s = _PATIENCE_S
         reads, self._reads = self._reads, []
         return reads
 

@@ -137,6 +137,30 @@ def test_a_lookup_under_way_makes_vllm_ask_again(prefill, index):
     assert prefill.matched_tokens("r", 0) == (64, True)
 
 
+def test_an_answer_that_comes_at_once_is_taken_in_the_same_step(prefill, index, monkeypatch):
+    """Planning lets the answer's thread have its turn instead of asking again and again."""
+    monkeypatch.setattr(prefill, "_patience_s", 10.0)
+    prefill.start(Request([index(holding(4))]))
+    assert prefill.matched_tokens("r", 0) == (64, True)
+
+
+def test_a_step_waits_once_however_many_lookups_are_under_way(prefill, index, monkeypatch):
+    """What one lookup has waited, the next ones of the same step do not; the next step may wait again."""
+    release = threading.Event()
+    address = index(lambda _: release.wait(10) and None)
+    waits = []
+    monkeypatch.setattr(prefill_module.Lookup, "wait", lambda _, timeout_s: waits.append(timeout_s))
+    monkeypatch.setattr(prefill_module, "time", SimpleNamespace(monotonic=iter(range(1000)).__next__))
+    for request_id in ("a", "b"):
+        prefill.start(Request([address], request_id=request_id))
+        assert prefill.matched_tokens(request_id, 0) == (None, False)
+    assert waits == [prefill_module._PATIENCE_S]
+    assert prefill.take_reads() == []
+    assert prefill.matched_tokens("b", 0) == (None, False)
+    assert waits == [prefill_module._PATIENCE_S] * 2
+    release.set()
+
+
 def test_a_pull_reads_the_proven_blocks_into_the_allocated_ones(prefill, index):
     """Only the blocks beyond the local hit, in the words of vLLM's NIXL metadata, with what it takes to believe them."""
     request = Request([index(holding(8))])

@@ -1,5 +1,6 @@
 """The worker believes a read only after decode has confirmed it; without an engine, on a scripted NIXL agent."""
 
+import threading
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import Future, wait
@@ -78,7 +79,12 @@ def index(free_port):
         verdict = True
         asked = ()
 
+        def __init__(self):
+            self.may_answer = threading.Event()
+            self.may_answer.set()
+
         def handle(self, data):
+            self.may_answer.wait(10)
             self.asked = (*self.asked, messages.decode(data))
             return (
                 None
@@ -114,7 +120,9 @@ def test_a_finished_read_waits_for_its_verdict(worker, index):
     read(worker, index)
     assert poll(worker) == (set(), set())
     worker.nixl_wrapper.states[1] = "DONE"
+    index.may_answer.clear()
     assert poll(worker) == (set(), set())
+    index.may_answer.set()
     assert settle(worker) == ({"r"}, set())
     assert index.asked == (messages.Validate(messages.VERSION, "epoch", [7, 8], [1, 2]),)
 
