@@ -27,6 +27,9 @@ class Reason(StrEnum):
     """The decode engine publishes no retention index (a stock engine, or not reached yet)."""
     DECODE_CHANGED = "decode_changed"
     """The engine that held this conversation is gone or was restarted."""
+    PREVIOUS_RESPONSE = "previous_response"
+    """The request names an earlier response instead of repeating the history: only the decode engine that keeps it knows
+    the prompt, and computes it alone."""
 
     # Decided by prefill's lookup.
     BELOW_THRESHOLD = "below_threshold"

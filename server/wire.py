@@ -40,12 +40,21 @@ NOTHING_TO_PULL: Final = {
 """`kv_transfer_params` of a prefill leg to stock vLLM that has no KV to fetch."""
 
 
-def prefill_leg(*, conversation: str, salt: str, sources: list[str]) -> dict[str, Any]:
-    """`kv_transfer_params` that ask a prefill engine to compute a prompt for a decode engine."""
-    return {
-        **NOTHING_TO_PULL,
-        KEY: {"v": VERSION, "conversation": conversation, "salt": salt, "sources": sources},
-    }
+def prefill_leg(
+    *, conversation: str, salt: str, sources: list[str], return_token_ids: bool = False
+) -> dict[str, Any]:
+    """`kv_transfer_params` that ask a prefill engine to compute a prompt for a decode engine.
+
+    Args:
+        conversation: Opaque key.
+        salt: Per-tenant secret.
+        sources: Retention indexes to ask.
+        return_token_ids: Put the prompt's token ids into the account (`prompt_token_ids`).
+    """
+    ours: dict[str, Any] = {"v": VERSION, "conversation": conversation, "salt": salt, "sources": sources}
+    if return_token_ids:
+        ours["return_token_ids"] = True
+    return {**NOTHING_TO_PULL, KEY: ours}
 
 
 def decode_leg(

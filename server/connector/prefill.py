@@ -275,7 +275,10 @@ class PrefillReadback:
         if self._costs is not None and turn.runs_since_s and not request.num_preemptions:
             now_s = time.monotonic()
             self._costs.computed(account.computed_tokens, now_s - turn.runs_since_s, now_s=now_s)
-        return {wire.KEY: account.answer()}
+        answer = account.answer()
+        if (token_ids := requests.token_ids_asked_for(request)) is not None:
+            answer["prompt_token_ids"] = token_ids
+        return {wire.KEY: answer}
 
     @staticmethod
     def _tell(level: int, request: Request, account: Account) -> None:

@@ -50,6 +50,7 @@ class LegParams:
         retain_s: How long to keep the blocks (decode leg); 0 keeps nothing.
         protect: The client said when it comes back: hold the blocks, within the budget.
         release: No turn will follow: forget what the conversation left.
+        return_token_ids: Say the prompt's token ids in the account (prefill leg).
     """
 
     conversation: str
@@ -58,6 +59,7 @@ class LegParams:
     retain_s: float = 0.0
     protect: bool = False
     release: bool = False
+    return_token_ids: bool = False
 
     @classmethod
     def of(cls, request: Request) -> LegParams | None:
@@ -82,12 +84,21 @@ class LegParams:
             float(min(retain_s, _LONGEST_S)),
             protect=ours.get("protect") is True,
             release=ours.get("release") is True,
+            return_token_ids=ours.get("return_token_ids") is True,
         )
 
 
 def _is_key(value: object) -> TypeGuard[str]:
     """Whether a value may be kept as a key: text short enough that many of it can be remembered."""
     return isinstance(value, str) and len(value) <= _LONGEST_KEY
+
+
+def token_ids_asked_for(request: Request) -> list[int] | None:
+    """The prompt's token ids, if the router asks for them and they are all there is to the prompt."""
+    leg = LegParams.of(request)
+    if leg is None or not leg.return_token_ids or media_items(request) or request.prompt_token_ids is None:
+        return None
+    return list(request.prompt_token_ids)
 
 
 def is_handle(params: Mapping[str, Any]) -> bool:

@@ -135,6 +135,8 @@ class Access:
             passed_on["authorization"] = f"Bearer {self._upstream.get_secret_value()}"
         elif not self.by_key and "authorization" in headers:
             passed_on["authorization"] = headers["authorization"]
+        elif not self.by_key and "x-api-key" in headers:
+            passed_on["x-api-key"] = headers["x-api-key"]
         return passed_on
 
     def refused_by_engine(self, status: int) -> bool:

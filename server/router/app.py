@@ -13,13 +13,17 @@ from bidikv_server.router.core.conversations import ConversationTable
 from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.history import History
 from bidikv_server.router.core.ids import EngineUrl
-from bidikv_server.router.core.requests import CHAT_PATH, COMPLETIONS_PATH
+from bidikv_server.router.core.kept import KeptResponses
+from bidikv_server.router.core.paths import TURN_PATHS
+from bidikv_server.router.dialects import dialect_of
 from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, RouterFault, ShuttingDown
 from bidikv_server.router.metrics import RouterMetrics
+from bidikv_server.router.passthrough import PASSED_ON, PassThrough
 from bidikv_server.router.probes import Prober
 from bidikv_server.router.queue import Phase, TurnQueue
 from bidikv_server.router.releases import Releaser
 from bidikv_server.router.replies import Endpoint, Receive, Reply, Scope, Send, headers_of
+from bidikv_server.router.responses import ResponseRoutes
 from bidikv_server.router.routes import ClientGone, Routes, read_body
 from bidikv_server.router.turns import TurnService
 from bidikv_server.router.upstream import EngineClient
@@ -31,7 +35,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_TURN_PATHS: Final = frozenset({CHAT_PATH, COMPLETIONS_PATH})
+_OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
+"""Answered without a key."""
 
 
 class RouterApp:
@@ -75,6 +80,7 @@ class RouterApp:
             interval_s=settings.probe_interval_s,
             timeout_s=settings.probe_timeout_s,
         )
+        kept = KeptResponses(max_responses=settings.max_responses, ttl_s=settings.response_ttl_s)
         turns = TurnService(
             settings,
             self.engines,
@@ -83,16 +89,21 @@ class RouterApp:
             self.metrics,
             history=self.history,
             access=self._access,
+            kept=kept,
+        )
+        self._responses = ResponseRoutes(
+            settings, engines=self.engines, client=self._client, access=self._access, kept=kept
         )
         routes = Routes(
             settings,
             engines=self.engines,
-            client=self._client,
             metrics=self.metrics,
             turns=turns,
             access=self._access,
             queue=self._queue,
+            responses=self._responses,
         )
+        passed = PassThrough(settings, engines=self.engines, client=self._client, access=self._access)
         self._releaser = Releaser(settings.secret.get_secret_value() if settings.secret is not None else "")
         self._admin = AdminRoutes(
             settings,
@@ -103,9 +114,9 @@ class RouterApp:
             releaser=self._releaser,
         )
         self._endpoints: dict[str, dict[str, Endpoint]] = {
-            CHAT_PATH: {"POST": routes.turn},
-            COMPLETIONS_PATH: {"POST": routes.turn},
-            "/v1/models": {"GET": routes.models},
+            **{path: {"POST": routes.turn} for path in TURN_PATHS},
+            **{path: {"POST": passed.post} for path in PASSED_ON},
+            "/v1/models": {"GET": passed.models},
             "/health": {"GET": routes.health},
             "/ready": {"GET": routes.ready},
             "/metrics": {"GET": routes.metrics},
@@ -116,7 +127,7 @@ class RouterApp:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
-            await self._request(scope, receive, Reply(send))
+            await self._request(scope, receive, Reply(send, dialect_of(scope["path"])))
 
     def stop(self) -> None:
         """Take no new turns, and send away those that wait; running ones go on. For the loop that serves."""
@@ -125,10 +136,10 @@ class RouterApp:
     async def _request(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         try:
             endpoint = self._endpoint(scope)
-            if scope["path"].startswith("/v1/"):
+            if not scope["path"].startswith(PREFIX) and scope["path"] not in _OPEN_PATHS:
                 # Before the body: whoever has no key, or no place, costs no memory.
                 self._access.tenant(headers_of(scope))
-            if scope["path"] in _TURN_PATHS:
+            if scope["path"] in TURN_PATHS:
                 self._queue.check()
             raw = await read_body(scope, receive, self._settings.max_body_bytes)
             await _while_connected(endpoint(scope, raw, reply), receive)
@@ -152,7 +163,7 @@ class RouterApp:
     def _endpoint(self, scope: Scope) -> Endpoint:
         if scope["path"].startswith(PREFIX):
             return self._admin.endpoint(scope)
-        methods = self._endpoints.get(scope["path"])
+        methods = self._endpoints.get(scope["path"]) or self._responses.endpoints(scope["path"])
         if methods is None:
             raise NotFound(f"There is no endpoint {scope['path']}.")
         endpoint = methods.get(scope["method"])

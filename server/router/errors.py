@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -54,6 +53,31 @@ class NotFound(RouterFault):
     """No such endpoint."""
 
     status, code, kind = 404, "not_found", "invalid_request_error"
+
+
+class UnknownResponse(RouterFault):
+    """No response of this name is kept for the caller; in vLLM's words, code and all."""
+
+    status, code, kind = 404, "not_found", "invalid_request_error"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Response with id '{response_id}' not found.", param="response_id")
+
+    def body(self) -> dict[str, Any]:
+        """As an engine answers that does not keep it."""
+        told = super().body()
+        return {"error": {**told["error"], "code": self.status}}
+
+
+class ResponseUnreachable(RouterFault):
+    """The engine that keeps the response is down; it may come back, and then says itself whether it still has it."""
+
+    status, code, retry_after_s = 503, "response_unreachable", 1
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The engine that keeps this response is not reachable; try again, or send the whole history."
+        )
 
 
 class MethodNotAllowed(RouterFault):
@@ -120,13 +144,3 @@ class UpstreamTimedOut(UpstreamFault):
     """An engine did not answer in time."""
 
     status, code = 504, "engine_timed_out"
-
-
-def error_bytes(fault: RouterFault) -> bytes:
-    """The body of an error answer."""
-    return json.dumps(fault.body()).encode()
-
-
-def error_event(fault: RouterFault) -> bytes:
-    """The error as a server-sent event, for a stream that has begun."""
-    return b"data: " + error_bytes(fault) + b"\n\n"

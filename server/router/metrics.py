@@ -51,6 +51,12 @@ class RouterMetrics:
             ["source"],
             registry=self.registry,
         )
+        self.tokenisations = Counter(
+            "bidikv_router_prompt_tokenisations",
+            "Decode legs with a handle, by where the prompt's tokens came from: once is from prefill.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.retries = Counter(
             "bidikv_router_retries", "Legs tried again elsewhere, by leg.", ["leg"], registry=self.registry
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bidikv_server.router.core.answers import conceal_transfer
+from bidikv_server.router.core.answers import LastEventHolder, conceal_transfer
 from bidikv_server.router.core.sse import SseScanner
-from bidikv_server.router.errors import RouterFault, UpstreamFault, error_event
+from bidikv_server.router.errors import RouterFault, UpstreamFault
 from bidikv_server.router.upstream import Answer, StreamedAnswer
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ async def relay(
     whole = Answer(answer.status, answer.headers, await answer.read())
     check_answer(whole)
     on_success()
-    await reply.whole(whole.status, whole.headers, conceal_transfer(whole.body))
+    await reply.whole(
+        whole.status, whole.headers, conceal_transfer(whole.body, drop=reply.dialect.drops_null)
+    )
     return None
 
 
@@ -93,20 +95,38 @@ async def _relay_events(
         raise LegFailed(UpstreamFault("The engine's stream began with an error."), whole)
     if scanner.ended_well:
         on_success()
+    last_event = reply.dialect.last_event
+    holder = LastEventHolder(last_event) if last_event is not None else None
     await reply.start(answer.status, answer.headers)
-    await reply.write(answer.first)
-    fault = await _pump(answer, scanner, reply, on_success)
+    await _write(reply, holder, answer.first, scanner)
+    fault = await _pump(answer, scanner, holder, reply, on_success)
+    if holder is not None and (held := holder.end()):
+        await reply.write(held)
     if fault is not None:
         gap = b"" if scanner.at_event_boundary else b"\n\n"
-        await reply.write(gap + error_event(fault))
+        await reply.write(gap + reply.dialect.error_event(fault, scanner.data_lines))
     await reply.end()
     if fault is not None:
         return "mid_stream"
     return None if scanner.ended_well else "engine_error_event"
 
 
+async def _write(reply: Reply, holder: LastEventHolder | None, chunk: bytes, scanner: SseScanner) -> None:
+    reply.events = scanner.data_lines
+    if holder is not None:
+        chunk = holder.feed(chunk)
+        if scanner.saw_done:
+            chunk += holder.end()
+    if chunk:
+        await reply.write(chunk)
+
+
 async def _pump(
-    answer: StreamedAnswer, scanner: SseScanner, reply: Reply, on_success: Callable[[], None]
+    answer: StreamedAnswer,
+    scanner: SseScanner,
+    holder: LastEventHolder | None,
+    reply: Reply,
+    on_success: Callable[[], None],
 ) -> RouterFault | None:
     """Pass the rest of a stream on, chunk by chunk; what went wrong, if the client cannot see it in the stream."""
     known = scanner.ended_well
@@ -116,7 +136,7 @@ async def _pump(
             if scanner.ended_well and not known:
                 known = True
                 on_success()
-            await reply.write(chunk)
+            await _write(reply, holder, chunk, scanner)
     except UpstreamFault as fault:
         return None if scanner.saw_done else fault
     scanner.end()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bidikv_server.router.errors import RouterFault, error_bytes, error_event
+from bidikv_server.router.dialects import OPENAI, Dialect
+
+if TYPE_CHECKING:
+    from bidikv_server.router.errors import RouterFault
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -23,9 +26,13 @@ class Reply:
         started: The status is out: what comes now can only go into the body.
         ended: The whole answer is out.
         extra: Headers of ours; they replace the engine's own of the same name.
+        dialect: In which the client hears of errors.
+        events: How many server-sent events the client has been sent, as far as anyone counted.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, dialect: Dialect = OPENAI) -> None:
+        self.dialect = dialect
+        self.events = 0
         self.started = False
         self.ended = False
         self._is_event_stream = False
@@ -64,13 +71,13 @@ class Reply:
         await self.whole(status, [(b"content-type", b"application/json")], json.dumps(value).encode())
 
     async def fault(self, fault: RouterFault) -> None:
-        """Send an error in OpenAI's shape."""
+        """Send an error in the shape of the endpoint's API."""
         headers = [(b"content-type", b"application/json")]
         if fault.retry_after_s is not None:
             headers.append((b"retry-after", str(fault.retry_after_s).encode()))
         if fault.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        await self.whole(fault.status, headers, error_bytes(fault))
+        await self.whole(fault.status, headers, self.dialect.error_bytes(fault))
 
     async def cut_off(self, fault: RouterFault) -> None:
         """End an answer before its time: with an error as far as the client can still be told of one.
@@ -81,7 +88,7 @@ class Reply:
             await self.fault(fault)
         elif self._is_event_stream and not self.ended:
             # A blank line first, because the stream may stand inside an event.
-            await self.write(b"\n\n" + error_event(fault))
+            await self.write(b"\n\n" + self.dialect.error_event(fault, self.events))
             await self.end()
 
 

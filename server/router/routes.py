@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.ids import accept_request_id
 from bidikv_server.router.core.requests import InvalidRequest, read_request
-from bidikv_server.router.errors import BadRequest, BodyTooLarge, EngineRefusesRouter, NoEngineAvailable
+from bidikv_server.router.errors import BadRequest, BodyTooLarge
 from bidikv_server.router.metrics import CONTENT_TYPE, RouterMetrics
 from bidikv_server.router.queue import Phase
 from bidikv_server.router.replies import headers_of
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from bidikv_server.router.core.engines import EngineSnapshot
     from bidikv_server.router.queue import TurnQueue
     from bidikv_server.router.replies import Receive, Reply, Scope
+    from bidikv_server.router.responses import ResponseRoutes
     from bidikv_server.router.settings import RouterSettings
     from bidikv_server.router.turns import TurnService
-    from bidikv_server.router.upstream import EngineClient
 
 
 class ClientGone(Exception):  # noqa: N818
@@ -36,48 +36,40 @@ class Routes:
         settings: RouterSettings,
         *,
         engines: EngineTable,
-        client: EngineClient,
         metrics: RouterMetrics,
         turns: TurnService,
         access: Access,
         queue: TurnQueue,
+        responses: ResponseRoutes,
     ) -> None:
         self._settings = settings
         self._engines = engines
-        self._client = client
+        self._responses = responses
         self._metrics = metrics
         self._turns = turns
         self._access = access
         self._queue = queue
 
     async def turn(self, scope: Scope, raw: bytes, reply: Reply) -> None:
-        """POST /v1/chat/completions and /v1/completions."""
+        """POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages."""
         arrived_s, headers = time.monotonic(), headers_of(scope)
         request_id = accept_request_id(headers.get("x-request-id")) or uuid.uuid4().hex
         reply.extra[b"x-request-id"] = request_id.encode()
         async with self._queue.place():
             try:
-                request = read_request(scope["path"], raw, headers, tenant=self._access.tenant(headers))
+                request = read_request(
+                    scope["path"],
+                    raw,
+                    headers,
+                    tenant=self._access.tenant(headers),
+                    normalise=self._settings.normalise_history,
+                )
             except InvalidRequest as invalid:
                 raise BadRequest(str(invalid), param=invalid.param) from invalid
+            request = self._responses.place(request)
             passed_on = {**self._access.engine_headers(headers), "X-Request-Id": request_id}
             with self._metrics.in_flight.track_inprogress():
                 await self._turns.serve(request, passed_on, reply, arrived_s=arrived_s)
-
-    async def models(self, scope: Scope, _raw: bytes, reply: Reply) -> None:
-        """GET /v1/models, as a decode engine answers it."""
-        engine = next((e for e in self._engines.snapshots(Role.DECODE) if e.healthy), None)
-        if engine is None:
-            raise NoEngineAvailable(Role.DECODE)
-        answer = await self._client.get(
-            engine.url,
-            "/v1/models",
-            timeout_s=self._settings.connect_timeout_s + self._settings.probe_timeout_s,
-            headers=self._access.engine_headers(headers_of(scope)),
-        )
-        if self._access.refused_by_engine(answer.status):
-            raise EngineRefusesRouter
-        await reply.whole(answer.status, answer.headers, answer.body)
 
     async def health(self, _scope: Scope, _raw: bytes, reply: Reply) -> None:
         """GET /health: 200 while at least one engine of each role is up."""

@@ -71,6 +71,12 @@ class RouterSettings(BaseSettings):
     secret: SecretStr | None = None
     """Secret of the engines' side channel, to release conversations on decode; `load` takes it from BIDIKV_SECRET."""
 
+    tokenise_once: bool = True
+    """Decode takes the prompt's tokens from prefill instead of tokenising it again."""
+    normalise_history: bool = True
+    """Find a conversation in spite of what clients change in its history by themselves (an attribution line, a token
+    countdown, dates in the system text, cache breakpoints, the tools' order). Engines get every body as it came."""
+
     connect_timeout_s: Seconds = 5.0
     """To open a connection to an engine, in seconds."""
     prefill_timeout_s: Seconds = 300.0
@@ -104,6 +110,10 @@ class RouterSettings(BaseSettings):
     """Turns per conversation that `explain` tells about (55 bytes each)."""
     conversation_idle_s: Seconds = 3600.0
     """A conversation without a turn for this long is forgotten, in seconds."""
+    max_responses: int = Field(default=20_000, ge=1)
+    """Responses of the Responses API whose engine is remembered (about 500 bytes each); the oldest one goes first."""
+    response_ttl_s: Seconds = 86_400.0
+    """A response is forgotten after this long, in seconds."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line written."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from bidikv.headers import REUSE_HEADER, SESSION_HEADER
 from bidikv_server import wire
 from bidikv_server.reasons import Reason
+from bidikv_server.router.core import prompt_tokens
 from bidikv_server.router.core.accounts import (
     NOTHING_KNOWN,
     PrefillAnswer,
@@ -23,24 +24,35 @@ from bidikv_server.router.core.accounts import (
     with_reason,
 )
 from bidikv_server.router.core.bodies import (
-    can_disaggregate,
-    decode_body,
     decode_params,
-    names_media,
     prefill_body,
+    returns_token_ids,
+    runs_alone,
 )
+from bidikv_server.router.core.content import names_media
 from bidikv_server.router.core.conversations import Holder, Match
 from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.history import TurnRecord
 from bidikv_server.router.core.ids import salt_of
-from bidikv_server.router.core.policy import Excluded, NoHealthyEngine, Retention, RoutePlan, plan_route
+from bidikv_server.router.core.policy import (
+    Excluded,
+    NoHealthyEngine,
+    Placement,
+    Retention,
+    RoutePlan,
+    plan_route,
+)
+from bidikv_server.router.core.prompt_tokens import Tokenised
 from bidikv_server.router.errors import (
     EngineRefusesRouter,
     NoEngineAvailable,
+    ResponseUnreachable,
     UpstreamConnectFailed,
     UpstreamFault,
 )
 from bidikv_server.router.relay import LegFailed, RefusedByEngine, check_answer, relay
+from bidikv_server.router.responses import began_of
+from bidikv_server.router.tokens import PromptTokens
 from bidikv_server.router.upstream import EngineClient, StreamWaits
 
 if TYPE_CHECKING:
@@ -51,6 +63,7 @@ if TYPE_CHECKING:
     from bidikv_server.router.core.conversations import ConversationTable
     from bidikv_server.router.core.engines import EngineSnapshot
     from bidikv_server.router.core.history import History
+    from bidikv_server.router.core.kept import Kept, KeptResponses
     from bidikv_server.router.core.policy import Keep
     from bidikv_server.router.core.requests import TurnRequest
     from bidikv_server.router.metrics import RouterMetrics
@@ -74,6 +87,7 @@ class _Turn:
         barred: Why nothing may be read back for it.
         excluded: Engines that failed it.
         alone: Why it runs on decode alone, once that is decided.
+        own_tokens: Why decode finds the prompt's tokens itself; None lets it take prefill's.
         failure: What went wrong last.
         ttft_s: From the whole request to the first byte of the answer's body.
         done: The answer is complete.
@@ -86,6 +100,7 @@ class _Turn:
     keep: Keep
     barred: Reason | None
     alone: Reason | None
+    own_tokens: Tokenised | None
     excluded: Excluded = field(default_factory=Excluded)
     failure: LegFailed | None = None
     ttft_s: float = 0.0
@@ -105,6 +120,7 @@ class TurnService:
         *,
         history: History,
         access: Access,
+        kept: KeptResponses,
     ) -> None:
         self._settings = settings
         self._engines = engines
@@ -113,6 +129,8 @@ class TurnService:
         self._metrics = metrics
         self._history = history
         self._access = access
+        self._kept = kept
+        self._tokens = PromptTokens(settings, metrics)
         self._retention = Retention(settings.default_ttl_s, settings.max_ttl_s)
 
     async def serve(
@@ -163,6 +181,8 @@ class TurnService:
 
     def _begin(self, request: TurnRequest, passed_on: dict[str, str], arrived_s: float) -> _Turn:
         match = self._table.find(request.scope, request.session, request.chain, time.monotonic())
+        if request.kept is not None and request.session is None:
+            match = replace(match, key=request.kept.conversation)
         barred = self._barred(request)
         return _Turn(
             request=request,
@@ -171,7 +191,8 @@ class TurnService:
             started_s=arrived_s,
             keep=self._retention.keep(request.turn, readback=barred is None),
             barred=barred,
-            alone=None if can_disaggregate(request.body) else Reason.UNSUPPORTED,
+            alone=runs_alone(request),
+            own_tokens=self._tokens.obstacle(request),
         )
 
     def _barred(self, request: TurnRequest) -> Reason | None:
@@ -189,10 +210,17 @@ class TurnService:
                 await self._decode(turn, plan, answer, reply)
             except LegFailed as failed:
                 turn.failure = failed
+            except RefusedByEngine as refused:
+                if turn.own_tokens is not None or not prompt_tokens.are_refused(refused.answer.body):
+                    raise
+                # The refusal has freed the computed prompt, so prefill is asked again.
+                turn.own_tokens = Tokenised.REJECTED
             else:
                 return
 
     def _plan(self, turn: _Turn) -> RoutePlan:
+        if turn.request.kept is not None:
+            return self._plan_kept(turn, turn.request.kept)
         try:
             return plan_route(
                 turn.match,
@@ -207,17 +235,28 @@ class TurnService:
                 raise turn.failure from error
             raise NoEngineAvailable(error.role) from error
 
+    def _plan_kept(self, turn: _Turn, kept: Kept) -> RoutePlan:
+        """Run where the earlier response is, also on an engine that is being emptied: nobody else has it."""
+        for engine in self._engines.snapshots(Role.DECODE):
+            if engine.url == kept.engine and engine.healthy and engine.url not in turn.excluded.decode:
+                return RoutePlan(engine, None, (), turn.alone, Placement.KEPT_RESPONSE)
+        raise turn.failure or ResponseUnreachable
+
     async def _prefill(self, turn: _Turn, plan: RoutePlan) -> PrefillAnswer:
         if plan.prefill is None:
             return NOTHING_KNOWN
+        path, wanted = turn.request.path, turn.own_tokens is None
         params = wire.prefill_leg(
-            conversation=turn.match.key, salt=salt_of(turn.request.scope), sources=list(plan.sources)
+            conversation=turn.match.key,
+            salt=salt_of(turn.request.scope),
+            sources=list(plan.sources),
+            return_token_ids=wanted and not returns_token_ids(path),
         )
         with self._leg(turn, plan.prefill):
             answer = await self._client.post(
                 plan.prefill.url,
-                turn.request.path,
-                body=prefill_body(turn.request, params),
+                path,
+                body=prefill_body(turn.request, params, token_ids=wanted),
                 headers=turn.engine_headers,
                 timeout_s=self._settings.prefill_timeout_s,
             )
@@ -236,17 +275,20 @@ class TurnService:
             salt=salt_of(turn.request.scope),
             keep=turn.keep,
         )
+        body = self._tokens.body(turn.request, params, prefilled.token_ids, turn.own_tokens)
         reuse = with_reason(prefilled.reuse, plan.reason)
         reply.extra[REUSE_HEADER.encode()] = reuse.format().encode()
         with self._leg(turn, plan.decode, had_handle=params is not None):
             async with self._client.stream(
                 plan.decode.url,
                 turn.request.path,
-                body=decode_body(turn.request, params),
+                body=body,
                 headers=turn.engine_headers,
                 waits=self._waits(turn),
+                began=began_of(turn.request),
             ) as answer:
                 if answer.status == 200:
+                    self._kept.keep_answer(turn.request, plan.decode.url, turn.match.key, time.monotonic())
                     turn.ttft_s = time.monotonic() - turn.started_s
                     self._metrics.ttft_seconds.observe(turn.ttft_s)
                 failure = await relay(

@@ -13,7 +13,7 @@ import aiohttp
 from bidikv_server.router.errors import UpstreamConnectFailed, UpstreamFault, UpstreamTimedOut
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -137,7 +137,7 @@ class EngineClient:
         url: EngineUrl,
         path: str,
         *,
-        body: Mapping[str, Any],
+        body: Mapping[str, Any] | bytes,
         headers: Mapping[str, str],
         timeout_s: float,
     ) -> Answer:
@@ -162,13 +162,23 @@ class EngineClient:
         url: EngineUrl,
         path: str,
         *,
-        body: Mapping[str, Any],
+        body: Mapping[str, Any] | bytes | None,
         headers: Mapping[str, str],
         waits: StreamWaits,
+        began: Callable[[bytes], bool] | None = None,
     ) -> AsyncGenerator[StreamedAnswer]:
         """Send a request and wait for its answer's first bytes.
 
         Leaving before the end closes the connection, which makes the engine abort the request.
+
+        Args:
+            url: Engine.
+            path: Endpoint.
+            body: JSON, or what becomes JSON; None asks with GET.
+            headers: As the engine gets them.
+            waits: How long each wait may be.
+            began: Says of the bytes so far whether the answer proper has begun; first bytes of an event stream are
+                collected until it has. None takes what comes first.
 
         Raises:
             UpstreamFault: The engine did not answer.
@@ -177,15 +187,21 @@ class EngineClient:
         try:
             with _mapped(url):
                 async with asyncio.timeout(waits.first_byte_s):
-                    response = await self._open().post(
+                    response = await self._open().request(
+                        "GET" if body is None else "POST",
                         url + path,
-                        data=_encode(body),
+                        data=None if body is None else _encode(body),
                         headers=headers,
                         timeout=self._timeout(),
                         allow_redirects=False,
                     )
                     first = await response.content.readany()
-            is_events = response.content_type == "text/event-stream"
+                    is_events = response.content_type == "text/event-stream"
+                    while is_events and began is not None and not began(first):
+                        more = await response.content.readany()
+                        if not more:
+                            break
+                        first += more
             rest = _rest(url, response, waits.idle_s)
             yield StreamedAnswer(response.status, _kept(response), is_events, first, rest)
         finally:
@@ -211,8 +227,8 @@ async def _rest(url: EngineUrl, response: aiohttp.ClientResponse, idle_s: float)
         yield chunk
 
 
-def _encode(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":")).encode("ascii")
+def _encode(body: Mapping[str, Any] | bytes) -> bytes:
+    return body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode("ascii")
 
 
 def _kept(response: aiohttp.ClientResponse) -> Headers:

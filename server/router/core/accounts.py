@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bidikv.headers import ReuseHeader
 from bidikv_server import wire
 from bidikv_server.reasons import Reason
+from bidikv_server.router.core import prompt_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,10 +22,12 @@ class PrefillAnswer:
     Attributes:
         handle: `kv_transfer_params` for decode, without our own part; None if prefill offers nothing to pull.
         reuse: What became of the prompt, as prefill tells it.
+        token_ids: The prompt's, as a JSON list; None if prefill did not say them.
     """
 
     handle: dict[str, Any] | None
     reuse: ReuseHeader
+    token_ids: bytes | None = None
 
 
 NOTHING_KNOWN = PrefillAnswer(None, ReuseHeader(Reason.UNKNOWN))
@@ -37,6 +40,7 @@ def read_prefill_answer(raw: bytes) -> PrefillAnswer:
     Raises:
         ValueError: It is not what vLLM answers.
     """
+    raw, token_ids = prompt_tokens.cut(raw)
     answer = json.loads(raw)
     if not isinstance(answer, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004  # the caller knows one error
@@ -44,7 +48,7 @@ def read_prefill_answer(raw: bytes) -> PrefillAnswer:
     if not isinstance(params, dict):
         params = {}
     handle = {name: value for name, value in params.items() if name != wire.KEY}
-    return PrefillAnswer(handle or None, _reuse(params.get(wire.KEY), _prompt_tokens(answer)))
+    return PrefillAnswer(handle or None, _reuse(params.get(wire.KEY), _prompt_tokens(answer)), token_ids)
 
 
 def with_reason(reuse: ReuseHeader, decided: Reason | None) -> ReuseHeader:
@@ -84,7 +88,9 @@ def _reason(value: Any) -> Reason:
 
 def _prompt_tokens(answer: Mapping[str, Any]) -> int | None:
     usage = answer.get("usage")
-    return _tokens(usage, "prompt_tokens") if isinstance(usage, dict) else None
+    if not isinstance(usage, dict):
+        return None
+    return _tokens(usage, "prompt_tokens" if "prompt_tokens" in usage else "input_tokens")
 
 
 def _tokens(counts: Mapping[str, Any], name: str) -> int | None:

@@ -24,6 +24,8 @@ _ADVICE: Final = {
     " the router reach its /metrics.",
     Reason.DECODE_CHANGED: "The engine that held this conversation is down or was restarted, and what it held is"
     " gone: drain an engine before you stop it.",
+    Reason.PREVIOUS_RESPONSE: "The request names an earlier response instead of repeating the history, so the decode"
+    " engine that keeps it ran the turn alone, on its own prefix cache: send the history as `input` to use prefill.",
     Reason.BELOW_THRESHOLD: "A transfer would have saved too few tokens to pay: lower --recompute-threshold on"
     " prefill if that is wrong.",
     Reason.DIVERGED: "The prompt differs from what decode held{at}, so nothing is provably equal: keep the start of"

@@ -1,8 +1,9 @@
-"""Keeps transfer parameters out of whole (not streamed) answers.
+"""Keeps transfer parameters out of answers.
 
-An answer's bytes pass as they are. Stock vLLM writes `"kv_transfer_params": null` there, which tells a client nothing
-and stays. Only a filled-in value, with engines' addresses and block ids, is cut out and replaced by null; every other
-byte stays where it is. vLLM's stream chunks have no such field.
+An answer's bytes pass as they are. Stock vLLM writes `"kv_transfer_params": null`, which tells a client nothing and
+stays. Only a filled-in value, with engines' addresses and block ids, is cut out and replaced by null; every other byte
+stays where it is. vLLM's stream chunks have no such field, but the last event of a Responses stream holds the whole
+response.
 """
 
 from __future__ import annotations
@@ -13,11 +14,20 @@ from typing import Final
 
 _FIELD: Final = re.compile(rb'"kv_transfer_params"\s*:\s*(?=[^\sn])')
 """The key itself: within a JSON string its quotation marks would be escaped."""
+_WITH_COMMA: Final = re.compile(rb',\s*"kv_transfer_params"\s*:\s*(?=[^\sn])')
+LAST_RESPONSE_EVENT: Final = b"event: response.completed"
 
 
-def conceal_transfer(raw: bytes) -> bytes:
-    """The answer with every `kv_transfer_params` null; the same object when it has nothing to hide."""
-    match = _FIELD.search(raw)
+def conceal_transfer(raw: bytes, *, drop: bool = False) -> bytes:
+    """The answer with every `kv_transfer_params` null; the same object when it has nothing to hide.
+
+    Args:
+        raw: The answer's bytes.
+        drop: Leave the field out, as an API does whose answers have none when it is null (Messages).
+    """
+    match = _WITH_COMMA.search(raw) if drop else None
+    drop = match is not None
+    match = match or _FIELD.search(raw)
     if match is None:
         return raw
     try:
@@ -25,5 +35,43 @@ def conceal_transfer(raw: bytes) -> bytes:
         _, length = json.JSONDecoder().raw_decode(text)
     except ValueError:
         return raw
-    rest = text[length:].encode()
-    return raw[: match.end()] + b"null" + conceal_transfer(rest)
+    head = raw[: match.start()] if drop else raw[: match.end()] + b"null"
+    return head + conceal_transfer(text[length:].encode(), drop=drop)
+
+
+class LastEventHolder:
+    """Holds a stream back from its last event on, until that is whole and has nothing to hide. All else passes at once."""
+
+    def __init__(self, last_event: bytes) -> None:
+        self._last_event = last_event
+        self._kept = b""
+        self._holding = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take the next bytes; what may pass now."""
+        data, self._kept = self._kept + chunk, b""
+        if self._holding:
+            self._kept = data
+            return b""
+        at = self._find(data)
+        if at is not None:
+            self._holding = True
+            data, self._kept = data[:at], data[at:]
+            return data
+        line = data[data.rfind(b"\n") + 1 :]
+        if line and self._last_event.startswith(line):
+            # The line may become the last event's; hold it until that is clear.
+            data, self._kept = data[: len(data) - len(line)], line
+        return data
+
+    def end(self) -> bytes:
+        """The last event is whole, or the stream broke off: what was held back."""
+        kept, self._kept, self._holding = self._kept, b"", False
+        return conceal_transfer(kept)
+
+    def _find(self, data: bytes) -> int | None:
+        """Where the last event begins: at the start of a line."""
+        at = data.find(self._last_event)
+        while at > 0 and data[at - 1 : at] != b"\n":
+            at = data.find(self._last_event, at + 1)
+        return at if at >= 0 else None

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from bidikv_server import wire
-from bidikv_server.router.core.requests import CHAT_PATH
+from bidikv_server.reasons import Reason
+from bidikv_server.router.core.paths import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,23 +25,34 @@ _TRANSFER_FIELDS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"}
 _ROUTER_FIELDS: Final = _TRANSFER_FIELDS | {"session_id", "vllm_xargs"}
 """Fields written anew for every leg. Engines get the conversation's key in a header instead of the client's session."""
 
+_CHOSEN_HERE: Final = frozenset({"request_id"})
+"""What the Responses API's engine would take as the name of the response that it keeps: one client could write over
+another's."""
+
 _ANSWER_FIELDS: Final = frozenset(
     {
+        "background",
         "best_of",
         "echo",
+        "enable_response_messages",
+        "include",
         "include_stop_str_in_output",
         "logprob_token_ids",
         "logprobs",
         "max_completion_tokens",
+        "max_output_tokens",
         "max_tokens",
         "min_tokens",
         "n",
         "prompt_logprobs",
         "repetition_detection",
+        "request_id",
         "return_prompt_text",
         "return_token_ids",
         "return_token_offsets",
         "stop",
+        "stop_sequences",
+        "store",
         "stream",
         "stream_interval",
         "stream_options",
@@ -50,17 +62,44 @@ _ANSWER_FIELDS: Final = frozenset(
 )
 
 
-def prefill_body(request: TurnRequest, kv_transfer_params: dict[str, Any]) -> dict[str, Any]:
-    """Body that makes an engine compute the prompt and one token, which nobody reads."""
-    body = {**_forwarded(request, without=_ANSWER_FIELDS), "stream": False, "n": 1, "max_tokens": 1}
-    if request.path == CHAT_PATH:
-        body["max_completion_tokens"] = 1
+_ONE_TOKEN: Final[dict[str, dict[str, Any]]] = {
+    CHAT_PATH: {"stream": False, "n": 1, "max_tokens": 1, "max_completion_tokens": 1},
+    COMPLETIONS_PATH: {"stream": False, "n": 1, "max_tokens": 1},
+    MESSAGES_PATH: {"stream": False, "max_tokens": 1},
+    RESPONSES_PATH: {"stream": False, "max_output_tokens": 1, "store": False},
+}
+_RETURNING: Final = frozenset({CHAT_PATH, COMPLETIONS_PATH})
+"""Endpoints that return a prompt's token ids themselves (`return_token_ids`)."""
+_ENGINE_TOOLS: Final = frozenset({"code_interpreter", "container", "mcp", "web_search_preview"})
+"""Tools of the Responses API that an engine with a tool server runs itself."""
+
+
+def prefill_body(
+    request: TurnRequest, kv_transfer_params: dict[str, Any], *, token_ids: bool = False
+) -> dict[str, Any]:
+    """Body that makes an engine compute the prompt and one token, which nobody reads.
+
+    Args:
+        request: What the client asks for.
+        kv_transfer_params: What prefill is told of the transfer.
+        token_ids: Let the answer say the prompt's token ids, where the endpoint can.
+    """
+    body = {**_forwarded(request, without=_ANSWER_FIELDS), **_ONE_TOKEN[request.path]}
+    if token_ids and request.path in _RETURNING:
+        body["return_token_ids"] = True
     return {**body, "kv_transfer_params": kv_transfer_params}
+
+
+def returns_token_ids(path: str) -> bool:
+    """Whether the endpoint itself can return a prompt's token ids; elsewhere prefill's connector has to."""
+    return path in _RETURNING
 
 
 def decode_body(request: TurnRequest, kv_transfer_params: dict[str, Any] | None) -> dict[str, Any]:
     """The client's own body, with the handle to the computed prompt if there is one."""
     body = _forwarded(request)
+    if request.response_id is not None:
+        body["request_id"] = request.response_id
     return body if kv_transfer_params is None else {**body, "kv_transfer_params": kv_transfer_params}
 
 
@@ -83,6 +122,41 @@ def decode_params(
     )
 
 
+def runs_alone(request: TurnRequest) -> Reason | None:
+    """Why decode has to serve the request without prefill; None if two engines can."""
+    if request.previous_response is not None:
+        return Reason.PREVIOUS_RESPONSE
+    if not can_disaggregate(request.body) or _truncates_by_limit(request) or _runs_tools(request):
+        return Reason.UNSUPPORTED
+    return None
+
+
+def _truncates_by_limit(request: TurnRequest) -> bool:
+    """Whether the prompt's length depends on the answer's limit, which is another one in the prefill leg.
+
+    vLLM truncates to the model's length where no limit is given, and to one token less where one is
+    (`TokenizeParams.max_truncation_tokens`). The engines would compute prompts that are shifted by a token.
+    """
+    body = request.body
+    if request.path == RESPONSES_PATH:
+        return body.get("truncation") == "auto" and not body.get("max_output_tokens")
+    truncates = isinstance(limit := body.get("truncate_prompt_tokens"), int) and limit < 0
+    limited = body.get("max_completion_tokens") or body.get("max_tokens")
+    return truncates and not limited and request.path == CHAT_PATH
+
+
+def _runs_tools(request: TurnRequest) -> bool:
+    """Whether the engine may run tools within the answer: it computes then further prompts with the same parameters."""
+    tools = request.body.get("tools")
+    if request.path != RESPONSES_PATH or not isinstance(tools, list):
+        return False
+    return any(isinstance(tool, dict) and _is_one_of(tool.get("type"), _ENGINE_TOOLS) for tool in tools)
+
+
+def _is_one_of(value: Any, names: frozenset[str]) -> bool:
+    return isinstance(value, str) and value in names
+
+
 def can_disaggregate(body: Mapping[str, Any]) -> bool:
     """Whether one prefill can serve the request.
 
@@ -98,19 +172,6 @@ def can_disaggregate(body: Mapping[str, Any]) -> bool:
     return not _is_batch(body.get("prompt"))
 
 
-def names_media(body: Mapping[str, Any]) -> bool:
-    """Whether the client gives a media item a name of its own (vLLM's `uuid`).
-
-    Engines then take the name for the content, and nothing proves that it stands for the same content twice.
-    """
-    messages = body.get("messages")
-    contents = (
-        [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
-    )
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(isinstance(part, dict) and part.get("uuid") is not None for part in parts)
-
-
 def _count(value: Any) -> int:
     return value if isinstance(value, int) else 1
 
@@ -121,6 +182,8 @@ def _is_batch(prompt: Any) -> bool:
 
 def _forwarded(request: TurnRequest, without: frozenset[str] = frozenset()) -> dict[str, Any]:
     body, dropped = request.body, _ROUTER_FIELDS | without
+    if request.path == RESPONSES_PATH:
+        dropped |= _CHOSEN_HERE
     forwarded = {name: value for name, value in body.items() if name not in dropped}
     if "vllm_xargs" in body:
         forwarded["vllm_xargs"] = _without_transfer(body["vllm_xargs"])

@@ -26,6 +26,8 @@ class Placement(StrEnum):
     """Its conversation lives nowhere yet."""
     DRAINING = "draining"
     """Its conversation's engine is being emptied: it is read back from there and lives elsewhere from now on."""
+    KEPT_RESPONSE = "kept_response"
+    """It goes on from an earlier response, and that engine keeps it."""
     ENGINE_LOST = "engine_lost"
     """Its conversation's engine is down, or failed this turn."""
 

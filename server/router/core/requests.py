@@ -10,12 +10,16 @@ from bidikv.headers import READBACK_HEADER, TURN_HEADER, TurnHeader
 from bidikv_server.router.core.digests import Chain, chain
 from bidikv_server.router.core.identity import Identity, identify
 from bidikv_server.router.core.ids import Scope, cache_salt_of, tenant_of
+from bidikv_server.router.core.paths import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-CHAT_PATH: Final = "/v1/chat/completions"
-COMPLETIONS_PATH: Final = "/v1/completions"
+    from bidikv_server.router.core.kept import Kept
+
+__all__ = ["CHAT_PATH", "COMPLETIONS_PATH", "InvalidRequest", "TurnRequest", "continued", "read_request"]
+
+_PROMPT_FIELD: Final = {CHAT_PATH: "messages", MESSAGES_PATH: "messages", RESPONSES_PATH: "input"}
 
 
 class InvalidRequest(ValueError):  # noqa: N818
@@ -43,6 +47,8 @@ class TurnRequest:
         turn: The client's advice on this turn.
         readback: The client did not switch reuse off for this request.
         cache_salt: `cache_salt` for both legs in place of the client's own; None leaves the body as it is.
+        response_id: Name that the engine shall give its answer (Responses API); None where answers have none of ours.
+        kept: The earlier response that this request goes on from, and the engine that keeps it.
     """
 
     path: str
@@ -53,6 +59,8 @@ class TurnRequest:
     turn: TurnHeader
     readback: bool
     cache_salt: str | None = None
+    response_id: str | None = None
+    kept: Kept | None = None
 
     @property
     def session(self) -> str | None:
@@ -64,9 +72,29 @@ class TurnRequest:
         """The turn takes a place in its conversation."""
         return self.turn.kind != "aux"
 
+    @property
+    def previous_response(self) -> str | None:
+        """Name of the earlier response that stands for the history."""
+        return self.body.get("previous_response_id") if self.path == RESPONSES_PATH else None
+
+    @property
+    def stored(self) -> bool:
+        """The client may come back to the answer by its name."""
+        return self.response_id is not None and self.body.get("store") is not False
+
+    @property
+    def background(self) -> bool:
+        """The engine works on after it has answered."""
+        return self.path == RESPONSES_PATH and bool(self.body.get("background"))
+
 
 def read_request(
-    path: str, raw: bytes, headers: Mapping[str, str], *, tenant: str | None = None
+    path: str,
+    raw: bytes,
+    headers: Mapping[str, str],
+    *,
+    tenant: str | None = None,
+    normalise: bool = True,
 ) -> TurnRequest:
     """Check and place a request.
 
@@ -75,6 +103,7 @@ def read_request(
         raw: The body's bytes.
         headers: By lower-case name.
         tenant: Name of the caller's tenant; None makes every credential a tenant of its own.
+        normalise: Find the conversation in spite of what clients change in a history by themselves.
 
     Raises:
         InvalidRequest: The client has to change something.
@@ -84,7 +113,7 @@ def read_request(
     if tenant is not None:
         _require_salt(body.get("cache_salt"))
     scope = Scope(
-        tenant=tenant_of(headers.get("authorization")) if tenant is None else tenant,
+        tenant=tenant_of(credential_of(headers)) if tenant is None else tenant,
         model=body["model"],
         cache_salt=salt if isinstance(salt := body.get("cache_salt"), str) else "",
     )
@@ -94,11 +123,22 @@ def read_request(
         body=body,
         scope=scope,
         identity=identity,
-        chain=chain(body, scope),
+        chain=chain(body, scope, path, normalise=normalise),
         turn=replace(turn, final=turn.final or identity.final),
         readback=headers.get(READBACK_HEADER, "").strip().lower() != "off",
         cache_salt=cache_salt_of(tenant, scope.cache_salt) if tenant is not None else None,
     )
+
+
+def continued(request: TurnRequest, kept: Kept, *, normalise: bool = True) -> TurnRequest:
+    """The same request as one that goes on from an earlier response, whose prompt its body does not repeat."""
+    after = chain(request.body, request.scope, request.path, normalise=normalise, after=kept.digest)
+    return replace(request, kept=kept, chain=after)
+
+
+def credential_of(headers: Mapping[str, str]) -> str | None:
+    """The credential that a request carries: `Authorization`, else Anthropic's `x-api-key`."""
+    return headers.get("authorization") or headers.get("x-api-key")
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
@@ -132,7 +172,13 @@ def _require_salt(salt: Any) -> None:
 def _require(path: str, body: Mapping[str, Any]) -> None:
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise InvalidRequest("The field 'model' is required and must be a string.", "model")
-    if path == CHAT_PATH and not isinstance(body.get("messages"), list):
+    field = _PROMPT_FIELD.get(path, "prompt")
+    if field == "messages" and not isinstance(body.get("messages"), list):
         raise InvalidRequest("The field 'messages' is required and must be a list.", "messages")
+    if field == "input" and not isinstance(body.get("input"), str | list):
+        raise InvalidRequest("The field 'input' is required and must be a string or a list.", "input")
+    previous = body.get("previous_response_id")
+    if path == RESPONSES_PATH and previous is not None and not isinstance(previous, str):
+        raise InvalidRequest("The field 'previous_response_id' must be a string.", "previous_response_id")
     if path == COMPLETIONS_PATH and "prompt" not in body and "prompt_embeds" not in body:
         raise InvalidRequest("The field 'prompt' is required.", "prompt")

@@ -8,8 +8,17 @@ from typing import Final
 _KEEP_BYTES: Final = 64
 """Enough of a line to know what it is; the rest only has to end."""
 _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
-_ERROR: Final = re.compile(rb'data: ?\s*\{\s*"error"\s*:(?!\s*null)|event: ?error\s*$')
+_ERROR: Final = re.compile(rb'data: ?\s*\{\s*"error"\s*:(?!\s*null)|event: ?(?:error|response\.failed)\s*$')
 _DONE: Final = re.compile(rb"data: ?\[DONE\]\s*$")
+_LAST_EVENT: Final = re.compile(rb"event: ?(?:message_stop|response\.(?:completed|incomplete))\s*$")
+"""The last event of a Messages or Responses stream. Its data belongs to the answer, so the event has to be closed, too."""
+_HEAD_EVENT: Final = re.compile(rb"event: ?response\.(?:created|in_progress|queued)\s*$")
+_EVENT: Final = re.compile(rb"^event:[^\r\n]*$", re.MULTILINE)
+
+
+def answer_began(raw: bytes) -> bool:
+    """Whether the start of a Responses stream holds more than the events that only say that the request arrived."""
+    return any(not _HEAD_EVENT.match(line) for line in _EVENT.findall(raw))
 
 
 class SseScanner:
@@ -17,11 +26,11 @@ class SseScanner:
 
     Attributes:
         data_lines: Data lines seen in part or whole, the final marker not counted.
-        saw_done: The stream carried its end marker.
+        saw_done: The stream carried its end marker, or its last event whole.
         saw_error: The stream carried an error event.
     """
 
-    __slots__ = ("_after_cr", "_blank", "_line", "data_lines", "saw_done", "saw_error")
+    __slots__ = ("_after_cr", "_blank", "_ending", "_line", "data_lines", "saw_done", "saw_error")
 
     def __init__(self) -> None:
         self.data_lines = 0
@@ -30,6 +39,7 @@ class SseScanner:
         self._line = b""
         self._after_cr = False
         self._blank = True
+        self._ending = False
 
     @property
     def ended_well(self) -> bool:
@@ -71,6 +81,9 @@ class SseScanner:
         line, self._line = self._line, b""
         if not line:
             self._blank = True
+            self.saw_done |= self._ending
+        elif _LAST_EVENT.match(line):
+            self._ending = True
         elif _DONE.match(line):
             self.saw_done = True
         elif _ERROR.match(line):

@@ -9,9 +9,9 @@ from bidikv_server.router.core.bodies import (
     can_disaggregate,
     decode_body,
     decode_params,
-    names_media,
     prefill_body,
 )
+from bidikv_server.router.core.content import names_media
 from bidikv_server.router.core.policy import Keep
 from bidikv_server.router.core.requests import CHAT_PATH, COMPLETIONS_PATH, TurnRequest, read_request
 

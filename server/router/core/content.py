@@ -1,0 +1,85 @@
+"""The content parts of a prompt, wherever an API puts them: in messages, in input items, inside tool results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_NESTED: Final = ("content", "output")
+"""Where a part or an item may hold parts of its own: Anthropic's tool results, outputs of the Responses API's calls."""
+_TEXT: Final = frozenset(
+    {
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "function_call",
+        "function_call_output",
+        "input_text",
+        "message",
+        "output_text",
+        "reasoning",
+        "reasoning_text",
+        "redacted_thinking",
+        "refusal",
+        "summary_text",
+        "text",
+        "thinking",
+        "tool_addition",
+        "tool_reference",
+        "tool_removal",
+        "tool_result",
+        "tool_use",
+    }
+)
+"""Types of parts and items that hold no media."""
+_MEDIA_KEYS: Final = frozenset(
+    {
+        "audio_embeds",
+        "audio_url",
+        "file",
+        "image_embeds",
+        "image_pil",
+        "image_url",
+        "input_audio",
+        "input_image",
+        "prompt_embeds",
+        "video_embeds",
+        "video_url",
+    }
+)
+"""Keys that make a part one of media, whatever its type says."""
+
+
+def parts(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every content part and input item of a request that is an object, outer ones first."""
+    for field in ("messages", "input"):
+        yield from _nested(body.get(field))
+
+
+def names_media(body: Mapping[str, Any]) -> bool:
+    """Whether the client gives a media item a name of its own (vLLM's `uuid`).
+
+    Engines then take the name for the content, and nothing proves that it stands for the same content twice.
+    """
+    return any(part.get("uuid") is not None for part in parts(body))
+
+
+def has_media(body: Mapping[str, Any]) -> bool:
+    """Whether anything but text is in the prompt, as far as one can see; what is not known counts as media."""
+    return any(_is_media(part) for part in parts(body))
+
+
+def _nested(value: Any) -> Iterator[dict[str, Any]]:
+    if not isinstance(value, list):
+        return
+    for part in value:
+        if isinstance(part, dict):
+            yield part
+            for name in _NESTED:
+                yield from _nested(part.get(name))
+
+
+def _is_media(part: dict[str, Any]) -> bool:
+    kind = part.get("type", "text")
+    return not isinstance(kind, str) or kind not in _TEXT or not _MEDIA_KEYS.isdisjoint(part)

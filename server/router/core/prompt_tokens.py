@@ -1,0 +1,102 @@
+"""A prompt is tokenised once: prefill says which token ids it computed, and decode gets them in place of its own.
+
+Both engines then see the same tokens by construction. The ids pass through as bytes: a long prompt has many, and nobody
+here has to know one.
+
+vLLM takes ids in `kv_transfer_params.prompt_token_ids` wherever it renders messages. It leaves out templating and
+tokenising alone: tool and reasoning parsers run as ever (`renderers/online_renderer.py`, `_reused_prompt_token_ids`). A
+completion takes them as its prompt. Where an answer would show that the text was never rendered, decode renders.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from bidikv_server.router.core.content import has_media
+from bidikv_server.router.core.paths import CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FIELD: Final = "prompt_token_ids"
+_START: Final = re.compile(rb'"prompt_token_ids"\s*:\s*\[')
+"""The key itself: within a JSON string its quotation marks would be escaped."""
+_IN_A_LIST: Final = b"0123456789, \t\r\n"
+_NEEDS_TEXT: Final = {
+    CHAT_PATH: ("echo", "return_prompt_text", "return_token_offsets"),
+    COMPLETIONS_PATH: ("echo", "suffix", "return_token_offsets"),
+    RESPONSES_PATH: ("enable_response_messages",),
+}
+"""Fields that put the rendered prompt into the answer, or into its making."""
+
+
+class Tokenised(StrEnum):
+    """Where decode's tokens of a prompt came from, for metrics."""
+
+    ONCE = "once"
+    """From prefill."""
+    MEDIA = "media"
+    """Its own: media have to be rendered where they are encoded."""
+    NEEDS_TEXT = "needs_text"
+    """Its own: the answer shows the prompt's text."""
+    GIVEN = "given"
+    """From the client, who sent token ids."""
+    NOT_RETURNED = "not_returned"
+    """Its own: prefill returned none (a stock engine, for the Responses and Messages APIs)."""
+    REJECTED = "rejected"
+    """Its own, after it refused prefill's."""
+    OFF = "off"
+    """Its own: switched off."""
+
+
+def obstacle(path: str, body: Mapping[str, Any]) -> Tokenised | None:
+    """Why decode has to find the tokens of this prompt itself; None if prefill's will do."""
+    if any(body.get(name) for name in _NEEDS_TEXT.get(path, ())):
+        return Tokenised.NEEDS_TEXT
+    if path == COMPLETIONS_PATH:
+        prompt = body.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+            return None
+        return None if isinstance(prompt, str) else Tokenised.GIVEN
+    return Tokenised.MEDIA if has_media(body) else None
+
+
+def cut(raw: bytes) -> tuple[bytes, bytes | None]:
+    """A prefill answer without its token ids, and the ids: a JSON list as it stood there, None if there are none."""
+    start = _START.search(raw)
+    if start is None:
+        return raw, None
+    begin, end = start.end() - 1, raw.find(b"]", start.end())
+    ids = raw[begin + 1 : end]
+    if end < 0 or not ids.strip() or ids.translate(None, _IN_A_LIST):
+        return raw, None
+    return raw[:begin] + b"null" + raw[end + 1 :], raw[begin : end + 1]
+
+
+def with_token_ids(path: str, body: Mapping[str, Any], ids: bytes) -> bytes:
+    """A decode leg's body as JSON, with prefill's token ids in it.
+
+    Args:
+        path: Endpoint.
+        body: The leg's body, `kv_transfer_params` and all.
+        ids: JSON list.
+    """
+    if path == COMPLETIONS_PATH:
+        rest = {name: value for name, value in body.items() if name != "prompt"}
+        return _spliced(rest, "prompt", ids)
+    rest = {name: value for name, value in body.items() if name != "kv_transfer_params"}
+    return _spliced(rest, "kv_transfer_params", _spliced(body["kv_transfer_params"], FIELD, ids))
+
+
+def are_refused(raw: bytes) -> bool:
+    """Whether an engine's error is about token ids that it was given, and not about what the client wrote."""
+    return b"prompt_token_ids" in raw
+
+
+def _spliced(fields: Mapping[str, Any], name: str, value: bytes) -> bytes:
+    """An object of these fields and one more whose value is JSON already."""
+    head = json.dumps(fields, separators=(",", ":")).encode("ascii")[:-1]
+    return head + (b"," if fields else b"") + json.dumps(name).encode("ascii") + b":" + value + b"}"

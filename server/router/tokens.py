@@ -1,0 +1,50 @@
+"""Decode legs with the prompt's tokens from prefill, counted by where decode's tokens come from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bidikv_server.router.core import prompt_tokens
+from bidikv_server.router.core.bodies import decode_body
+from bidikv_server.router.core.prompt_tokens import Tokenised
+
+if TYPE_CHECKING:
+    from bidikv_server.router.core.requests import TurnRequest
+    from bidikv_server.router.metrics import RouterMetrics
+    from bidikv_server.router.settings import RouterSettings
+
+
+class PromptTokens:
+    """Says who finds a prompt's tokens, and writes decode legs accordingly."""
+
+    def __init__(self, settings: RouterSettings, metrics: RouterMetrics) -> None:
+        self._wanted = settings.tokenise_once
+        self._metrics = metrics
+
+    def obstacle(self, request: TurnRequest) -> Tokenised | None:
+        """Why decode has to find the tokens itself; None lets it take prefill's."""
+        return prompt_tokens.obstacle(request.path, request.body) if self._wanted else Tokenised.OFF
+
+    def body(
+        self,
+        request: TurnRequest,
+        params: dict[str, Any] | None,
+        token_ids: bytes | None,
+        obstacle: Tokenised | None,
+    ) -> dict[str, Any] | bytes:
+        """A decode leg's body.
+
+        Args:
+            request: What the client asks for.
+            params: The leg's `kv_transfer_params`; None without a handle.
+            token_ids: What prefill said of the prompt's tokens.
+            obstacle: Why they are of no use.
+        """
+        body = decode_body(request, params)
+        if params is None:
+            return body
+        if obstacle is None and token_ids is not None:
+            self._metrics.tokenisations.labels(Tokenised.ONCE).inc()
+            return prompt_tokens.with_token_ids(request.path, body, token_ids)
+        self._metrics.tokenisations.labels(obstacle or Tokenised.NOT_RETURNED).inc()
+        return body
