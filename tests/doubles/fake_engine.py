@@ -71,10 +71,12 @@ class FakeEngine:
         index_lines: Extra lines of `GET /metrics`.
         account: What the prefill leg tells about reuse; None tells nothing, like a stock engine.
         with_handle: The prefill leg offers something to pull.
+        token_ids: What the prefill leg says the prompt's tokens are, where it is asked; None says nothing.
         events: Chunks of a streamed answer.
         answer: Body of a whole answer.
         gate: Waited for after chunk number `gate_at` of every answer.
         seen: Every POST, in order.
+        asked: Path and query of every GET of a response.
         aborted: How many requests were left by their peer before the end.
         failures: How the next POSTs go wrong; None lets one pass.
     """
@@ -89,11 +91,13 @@ class FakeEngine:
         }
     )  # fmt: skip
     with_handle: bool = True
+    token_ids: list[int] | None = field(default_factory=lambda: [11, 22, 33])
     events: tuple[bytes, ...] = CHAT_EVENTS
     answer: bytes = CHAT_ANSWER
     gate: asyncio.Event | None = None
     gate_at: int = 0
     seen: list[Seen] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
     aborted: int = 0
     failures: deque[Failure | None] = field(default_factory=deque)
     _ids: Any = field(default_factory=itertools.count)
@@ -117,7 +121,7 @@ class FakeEngine:
         if scope["type"] == "lifespan":
             return
         if scope["method"] == "GET":
-            await self._get(scope["path"], send)
+            await self._get(scope["path"], scope["query_string"].decode(), send)
             return
         raw = b""
         while True:
@@ -126,7 +130,7 @@ class FakeEngine:
             if not message.get("more_body"):
                 break
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        seen = Seen(scope["path"], headers, json.loads(raw))
+        seen = Seen(scope["path"], headers, json.loads(raw or b"{}"))
         self.seen.append(seen)
         failure = self.failures.popleft() if self.failures else None
         work = asyncio.ensure_future(self._post(seen, failure or Failure(), send))
@@ -141,11 +145,17 @@ class FakeEngine:
         if not work.cancelled() and work.exception() is not None:
             raise work.exception()
 
-    async def _get(self, path: str, send) -> None:
+    async def _get(self, path: str, query: str, send) -> None:
         if path == "/health":
             await _whole(send, 200 if self.healthy else 503, b"")
         elif path == "/metrics":
             await _whole(send, 200, self.index_lines.encode(), b"text/plain")
+        elif path.startswith("/v1/responses/"):
+            self.asked.append(f"{path}?{query}" if query else path)
+            if "stream=true" in query:
+                await self._body(send, b"text/event-stream; charset=utf-8", self.events, Failure())
+            else:
+                await _whole(send, 200, self.answer)
         else:
             await _whole(send, 200, b'{"object": "list",  "data": []}')
 
@@ -168,8 +178,16 @@ class FakeEngine:
         }  # fmt: skip
         params: dict[str, Any] | None = handle if self.with_handle else None
         if params is not None and self.account is not None:
-            params["bidikv"] = self.account
-        return {"id": "p", "choices": [], "usage": {"prompt_tokens": 77}, "kv_transfer_params": params}
+            params["bidikv"] = dict(self.account)
+            if seen.ours.get("return_token_ids") and self.token_ids is not None:
+                params["bidikv"]["prompt_token_ids"] = self.token_ids
+        answer = {"id": "p", "choices": [], "usage": {"prompt_tokens": 77}, "kv_transfer_params": params}
+        if seen.body.get("return_token_ids") and self.token_ids is not None:
+            if seen.path == "/v1/completions":
+                answer["choices"] = [{"index": 0, "text": "x", "prompt_token_ids": self.token_ids}]
+            else:
+                answer["prompt_token_ids"] = self.token_ids
+        return answer
 
     async def _body(self, send, content_type: bytes, chunks: tuple[bytes, ...], failure: Failure) -> None:
         headers = [(b"content-type", content_type), (b"x-engine", self.name.encode())]

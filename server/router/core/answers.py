@@ -46,23 +46,22 @@ class LastEventHolder:
         self._last_event = last_event
         self._kept = b""
         self._holding = False
+        self._in_line = False
 
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes; what may pass now."""
         data, self._kept = self._kept + chunk, b""
-        if self._holding:
-            self._kept = data
-            return b""
-        at = self._find(data)
-        if at is not None:
-            self._holding = True
-            data, self._kept = data[:at], data[at:]
-            return data
-        line = data[data.rfind(b"\n") + 1 :]
-        if line and self._last_event.startswith(line):
-            # The line may become the last event's; hold it until that is clear.
-            data, self._kept = data[: len(data) - len(line)], line
-        return data
+        at = 0 if self._holding else self._find(data)
+        self._holding = at is not None
+        if at is None:
+            # A line that may still become the last event's waits until that is clear.
+            line = data.rfind(b"\n") + 1
+            begun = line < len(data) and (line > 0 or not self._in_line)
+            at = line if begun and self._last_event.startswith(data[line:]) else len(data)
+        passed, self._kept = data[:at], data[at:]
+        if passed:
+            self._in_line = not passed.endswith(b"\n")
+        return passed
 
     def end(self) -> bytes:
         """The last event is whole, or the stream broke off: what was held back."""
@@ -71,7 +70,7 @@ class LastEventHolder:
 
     def _find(self, data: bytes) -> int | None:
         """Where the last event begins: at the start of a line."""
-        at = data.find(self._last_event)
-        while at > 0 and data[at - 1 : at] != b"\n":
-            at = data.find(self._last_event, at + 1)
-        return at if at >= 0 else None
+        if data.startswith(self._last_event) and not self._in_line:
+            return 0
+        at = data.find(b"\n" + self._last_event)
+        return at + 1 if at >= 0 else None

@@ -1,8 +1,12 @@
-"""Hiding transfer parameters in whole answers."""
+"""Hiding transfer parameters in answers."""
+
+import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bidikv_server.router.core.answers import conceal_transfer
+from bidikv_server.router.core.answers import LAST_RESPONSE_EVENT, LastEventHolder, conceal_transfer
 
 KEY = b'"kv_transfer_params"'
 
@@ -31,3 +35,34 @@ def test_concealed(value):
     assert conceal_transfer(before + value + after) == before + b"null" + after
     twice = before + value + after
     assert conceal_transfer(b"[" + twice + b"," + twice + b"]").count(b"null") == 2
+
+
+def test_left_out():
+    """An API whose answers have no null field does not get one."""
+    raw = b'{"id":"msg_1",' + KEY + b':{"a":1},"z":"\xc3\xa9"}'
+    assert conceal_transfer(raw, drop=True) == b'{"id":"msg_1","z":"\xc3\xa9"}'
+    assert conceal_transfer(b"{" + KEY + b':{"a":1}}', drop=True) == b"{" + KEY + b":null}"
+    assert conceal_transfer(b'{"a":1,' + KEY + b":null}", drop=True) == b'{"a":1,' + KEY + b":null}"
+
+
+EVENTS = b'event: response.created\ndata: {"t":"event: response.completed"}\n\nevent: response.output_text.delta\ndata: 1\n\n'
+LAST = b'event: response.completed\ndata: {"r":{' + KEY + b':{"remote_host":"10.0.0.1"},"t":"x"}}\n\n'
+
+
+@given(st.lists(st.integers(0, len(EVENTS + LAST)), max_size=6))
+def test_last_event_is_held(cuts):
+    """However the stream is cut: all else passes, and the last event comes whole and without what it must not show."""
+    stream, bounds = EVENTS + LAST, [0, *sorted(cuts), len(EVENTS + LAST)]
+    holder, passed = LastEventHolder(LAST_RESPONSE_EVENT), b""
+    for start, end in itertools.pairwise(bounds):
+        passed += holder.feed(stream[start:end])
+        assert EVENTS.startswith(passed)
+        # What is not the last event is held back by less than its first line.
+        assert len(passed) >= min(end, len(EVENTS)) - len(LAST_RESPONSE_EVENT)
+    assert passed + holder.end() == EVENTS + LAST.replace(b'{"remote_host":"10.0.0.1"}', b"null")
+
+
+def test_a_stream_without_a_last_event():
+    """Whatever was held back comes in the end."""
+    holder = LastEventHolder(LAST_RESPONSE_EVENT)
+    assert holder.feed(b"data: 1\n\nevent: resp") + holder.end() == b"data: 1\n\nevent: resp"

@@ -2,16 +2,20 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 
+from bidikv_server.reasons import Reason
 from bidikv_server.router.core.bodies import (
     can_disaggregate,
     decode_body,
     decode_params,
     prefill_body,
+    runs_alone,
 )
 from bidikv_server.router.core.content import names_media
+from bidikv_server.router.core.paths import MESSAGES_PATH, RESPONSES_PATH
 from bidikv_server.router.core.policy import Keep
 from bidikv_server.router.core.requests import CHAT_PATH, COMPLETIONS_PATH, TurnRequest, read_request
 
@@ -156,3 +160,74 @@ def test_media_that_the_client_names(content, named):
 def test_odd_messages_name_no_media(messages):
     """Engines say what is wrong with them."""
     assert not names_media({"messages": messages})
+
+
+def test_responses_legs():
+    """Prefill keeps nothing and says nothing; decode keeps its answer under the router's name, not the client's."""
+    fields = {
+        "model": "m",
+        "input": "hi",
+        "instructions": "be brief",
+        "tools": [{"type": "function", "name": "f"}],
+    }
+    answer = {
+        "max_output_tokens": 9,
+        "store": True,
+        "background": True,
+        "stream": True,
+        "include": [],
+        "request_id": "r",
+    }
+    asked = replace(request(RESPONSES_PATH, **fields, **answer), response_id="resp_1")
+    assert prefill_body(asked, {}, token_ids=True) == {
+        **fields,
+        "stream": False,
+        "store": False,
+        "max_output_tokens": 1,
+        "kv_transfer_params": {},
+    }
+    assert decode_body(asked, None) == {**fields, **answer, "request_id": "resp_1"}
+
+
+def test_messages_legs():
+    """One token; thinking stays, because a template may look at it."""
+    fields = {
+        "model": "m",
+        "messages": [],
+        "system": "s",
+        "thinking": {"type": "enabled", "budget_tokens": 2000},
+    }
+    asked = request(MESSAGES_PATH, **fields, max_tokens=4000, stream=True, stop_sequences=["x"])
+    assert prefill_body(asked, {}) == {**fields, "stream": False, "max_tokens": 1, "kv_transfer_params": {}}
+
+
+@pytest.mark.parametrize("path", [CHAT_PATH, COMPLETIONS_PATH])
+def test_prefill_is_asked_for_token_ids(path):
+    """Where the endpoint has a field for it, and never because the client asked for itself."""
+    asked = request(path, model="m", messages=[], prompt="x", return_token_ids=True)
+    assert "return_token_ids" not in prefill_body(asked, {})
+    assert prefill_body(asked, {}, token_ids=True)["return_token_ids"] is True
+    assert decode_body(asked, {})["return_token_ids"] is True
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reason"),
+    [
+        (CHAT_PATH, {"n": 2}, Reason.UNSUPPORTED),
+        (CHAT_PATH, {"truncate_prompt_tokens": -1}, Reason.UNSUPPORTED),
+        (CHAT_PATH, {"truncate_prompt_tokens": -1, "max_tokens": 5}, None),
+        (CHAT_PATH, {"truncate_prompt_tokens": 100}, None),
+        (CHAT_PATH, {"previous_response_id": "r"}, None),
+        (RESPONSES_PATH, {}, None),
+        (RESPONSES_PATH, {"previous_response_id": "r"}, Reason.PREVIOUS_RESPONSE),
+        (RESPONSES_PATH, {"truncation": "auto"}, Reason.UNSUPPORTED),
+        (RESPONSES_PATH, {"truncation": "auto", "max_output_tokens": 5}, None),
+        (RESPONSES_PATH, {"tools": [{"type": "function", "name": "f"}, {"type": "web_search"}]}, None),
+        (RESPONSES_PATH, {"tools": [{"type": "code_interpreter"}]}, Reason.UNSUPPORTED),
+        (RESPONSES_PATH, {"tools": [{"type": "mcp", "server_label": "x"}]}, Reason.UNSUPPORTED),
+        (RESPONSES_PATH, {"tools": ["odd", {"type": ["mcp"]}]}, None),
+    ],
+)
+def test_what_runs_on_decode_alone(path, fields, reason):
+    """Whatever would make the two legs see different prompts, or read one handle twice."""
+    assert runs_alone(request(path, model="m", messages=[], input="x", **fields)) is reason

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bidikv_server.router.core.sse import SseScanner
+from bidikv_server.router.core.sse import SseScanner, answer_began
 
 CLEAN = b'data: {"choices":[{"delta":{"content":"[DONE] \\"error\\""}}]}\n\n: note\n\ndata: {"usage":1}\n\ndata: [DONE]\n\n'
 ERROR = b'data: {"choices":[]}\n\ndata: { "error" : {"message":"x"}}\n\n'
@@ -28,6 +28,13 @@ def scan(*pieces):
         (b"event: error\ndata: {}\n\n", (1, False, True, True)),
         (b'data: {"error": null, "choices": []}\n\n', (1, False, False, True)),
         (b"", (0, False, False, True)),
+        (b'event: message_stop\ndata: {"type":"message_stop"}\n\n', (1, True, False, True)),
+        (b"event: message_stop\ndata: {}\n", (1, False, False, False)),
+        (b"event: response.completed\ndata: {}\n\n", (1, True, False, True)),
+        (b"event: response.incomplete\ndata: {}\n\n", (1, True, False, True)),
+        (b"event: response.failed\ndata: {}\n\n", (1, False, True, True)),
+        (b"event: response.completed.not\ndata: {}\n\n", (1, False, False, True)),
+        (b'data: "event: message_stop"\n\n', (1, False, False, True)),
         (b'data: "' + b"x" * 1000 + b'[DONE]"\n\n', (1, False, False, True)),
     ],
 )
@@ -46,3 +53,24 @@ def test_memory_is_bounded():
     for _ in range(1000):
         scanner.feed(b"data: " + b"x" * 10_000)
     assert len(scanner._line) <= 64
+
+
+CREATED = b'event: response.created\ndata: {"a":"event: response.output_item.added"}\n\n'
+PROGRESS = b"event: response.in_progress\ndata: {}\n\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "began"),
+    [
+        (b"", False),
+        (CREATED, False),
+        (CREATED + PROGRESS, False),
+        (b"event: response.queued\ndata: {}\n\n" + CREATED, False),
+        (CREATED + PROGRESS + b"event: response.output_item.added\n", True),
+        (CREATED + b"event: error\n", True),
+        (b": keep-alive\n\n", False),
+    ],
+)
+def test_events_that_say_nothing_yet(raw, began):
+    """An answer has begun with the first event beyond those that say that the request arrived."""
+    assert answer_began(raw) is began

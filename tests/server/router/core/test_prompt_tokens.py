@@ -1,0 +1,134 @@
+"""Token ids pass from prefill to decode as they are, and only where no answer shows it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bidikv_server.router.core.accounts import read_prefill_answer
+from bidikv_server.router.core.paths import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
+from bidikv_server.router.core.prompt_tokens import Tokenised, cut, obstacle, with_token_ids
+
+IMAGE = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+ids = st.lists(st.integers(0, 2**32), min_size=1, max_size=50)
+texts = st.text(max_size=20)
+
+
+@given(ids, texts, st.sampled_from([(",", ":"), (", ", ": ")]), st.booleans())
+def test_cut_out_of_an_answer(token_ids, text, separators, nested):
+    """The list comes out as it stood there; the rest of the answer is what it was."""
+    inside = {"kv_transfer_params": {"h": 1, "bidikv": {"v": 1, "prompt_token_ids": token_ids, "t": text}}}
+    answer = inside if nested else {"t": text, "prompt_token_ids": token_ids, "kv_transfer_params": {"h": 1}}
+    raw = json.dumps(answer, separators=separators).encode()
+    rest, found = cut(raw)
+    assert json.loads(found) == token_ids
+    assert json.loads(rest) == json.loads(raw.replace(found, b"null"))
+    assert read_prefill_answer(raw).token_ids == found
+    assert read_prefill_answer(raw).handle == {"h": 1}
+
+
+@given(texts)
+def test_text_that_speaks_of_token_ids(text):
+    """Nothing inside a JSON string is taken for a list of them."""
+    raw = json.dumps({"t": f'{text}"prompt_token_ids": [1, 2]'}).encode()
+    assert cut(raw) == (raw, None)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{}",
+        b'{"prompt_token_ids":null}',
+        b'{"prompt_token_ids":[]}',
+        b'{"prompt_token_ids":[ ]}',
+        b'{"prompt_token_ids":[1,2',
+        b'{"prompt_token_ids":["a"]}',
+        b'{"prompt_token_ids":[[1]]}',
+        b'{"prompt_token_ids":[-1]}',
+        b'{"prompt_token_ids":[1.5]}',
+        b'{"prompt_token_ids":[true]}',
+    ],
+)
+def test_what_is_no_list_of_token_ids(raw):
+    """Stays where it is."""
+    assert cut(raw) == (raw, None)
+
+
+@given(
+    st.dictionaries(texts, st.integers() | texts, max_size=5),
+    ids,
+    st.sampled_from([CHAT_PATH, RESPONSES_PATH, MESSAGES_PATH]),
+)
+def test_decode_leg_with_messages(fields, token_ids, path):
+    """The body says what it said, and the ids stand among the transfer parameters."""
+    body = {**fields, "model": "m", "kv_transfer_params": {"h": 1}}
+    written = json.loads(with_token_ids(path, body, json.dumps(token_ids).encode()))
+    assert written == {**body, "kv_transfer_params": {"h": 1, "prompt_token_ids": token_ids}}
+
+
+@given(st.dictionaries(texts, st.integers() | texts, max_size=5), ids)
+def test_decode_leg_of_a_completion(fields, token_ids):
+    """The ids are the prompt."""
+    body = {**fields, "prompt": "text", "kv_transfer_params": {"h": 1}}
+    written = json.loads(with_token_ids(COMPLETIONS_PATH, body, json.dumps(token_ids).encode()))
+    assert written == {**body, "prompt": token_ids}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (CHAT_PATH, {"messages": [{"role": "user", "content": "x"}]}, None),
+        (CHAT_PATH, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, None),
+        (CHAT_PATH, {"messages": [{"role": "user", "content": IMAGE}]}, Tokenised.MEDIA),
+        (CHAT_PATH, {"messages": [{"role": "user", "content": [{"image_url": {}}]}]}, Tokenised.MEDIA),
+        (CHAT_PATH, {"messages": [{"role": "user", "content": [{"type": 7}]}]}, Tokenised.MEDIA),
+        (CHAT_PATH, {"messages": [], "echo": True}, Tokenised.NEEDS_TEXT),
+        (CHAT_PATH, {"messages": [], "return_prompt_text": True}, Tokenised.NEEDS_TEXT),
+        (CHAT_PATH, {"messages": [], "return_token_ids": True, "echo": False}, None),
+        (COMPLETIONS_PATH, {"prompt": "x"}, None),
+        (COMPLETIONS_PATH, {"prompt": ["x"]}, None),
+        (COMPLETIONS_PATH, {"prompt": [1, 2]}, Tokenised.GIVEN),
+        (COMPLETIONS_PATH, {"prompt": [[1, 2]]}, Tokenised.GIVEN),
+        (COMPLETIONS_PATH, {"prompt": "x", "echo": True}, Tokenised.NEEDS_TEXT),
+        (COMPLETIONS_PATH, {"prompt": "x", "suffix": "y"}, Tokenised.NEEDS_TEXT),
+        (RESPONSES_PATH, {"input": "x"}, None),
+        (RESPONSES_PATH, {"input": "x", "enable_response_messages": True}, Tokenised.NEEDS_TEXT),
+        (
+            RESPONSES_PATH,
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
+            Tokenised.MEDIA,
+        ),
+        (
+            RESPONSES_PATH,
+            {
+                "input": [
+                    {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}
+                ]
+            },
+            Tokenised.MEDIA,
+        ),
+        (RESPONSES_PATH, {"input": [{"type": "reasoning", "summary": []}, {"type": "function_call"}]}, None),
+        (
+            MESSAGES_PATH,
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
+            None,
+        ),
+        (
+            MESSAGES_PATH,
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "content": [{"type": "image", "source": {}}]}],
+                    }
+                ]
+            },
+            Tokenised.MEDIA,
+        ),
+    ],
+)
+def test_who_finds_the_tokens(path, body, expected):
+    """Decode does where media are rendered, where the answer shows the text, and where the client has."""
+    assert obstacle(path, body) is expected
