@@ -62,12 +62,14 @@ def _openai_event(fault: RouterFault, _: int) -> tuple[bytes, dict[str, Any]]:
 
 
 def _responses_event(fault: RouterFault, number: int) -> tuple[bytes, dict[str, Any]]:
+    """Flat, as the API describes it, and with the object that makes OpenAI's clients raise."""
     data = {
         "type": "error",
         "code": fault.code,
         "message": str(fault),
         "param": fault.param,
         "sequence_number": number,
+        **fault.body(),
     }
     return b"event: error\n", data
 

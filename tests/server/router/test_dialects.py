@@ -70,6 +70,7 @@ def test_responses_error_event():
         "message": "gone",
         "param": None,
         "sequence_number": 5,
+        "error": {"message": "gone", "type": "server_error", "param": None, "code": "engine_failed"},
     }
 
 
