@@ -443,3 +443,17 @@ def test_auto_learns_when_a_pull_is_slower(index, monkeypatch):
         assert any(metric == "pull_threshold_tokens" for metric, _, _ in prefill._stats.events)
         assert offers[0] == 128
         assert offers[-1] == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "features", "said"),
+    [(True, [], PROMPT), ("yes", [], None), (None, [], None), (True, [media("a" * 64)], None)],
+)
+def test_token_ids_for_the_router(prefill, wanted, features, said):
+    """Told where the router asks and the ids are the whole prompt; beside media they are placeholders."""
+    request = Request([], mm_features=features)
+    request.kv_transfer_params["bidikv"]["return_token_ids"] = wanted
+    prefill.start(request)
+    account = prefill.account(request)["bidikv"]
+    assert account.get("prompt_token_ids") == said
+    assert account["prompt_tokens"] == len(PROMPT)
