@@ -68,6 +68,8 @@ _ONE_TOKEN: Final[dict[str, dict[str, Any]]] = {
     MESSAGES_PATH: {"stream": False, "max_tokens": 1},
     RESPONSES_PATH: {"stream": False, "max_output_tokens": 1, "store": False},
 }
+_DEFAULT_LIMIT: Final = 16
+"""`max_tokens` of a completion that says nothing of it."""
 _RETURNING: Final = frozenset({CHAT_PATH, COMPLETIONS_PATH})
 """Endpoints that return a prompt's token ids themselves (`return_token_ids`)."""
 _ENGINE_TOOLS: Final = frozenset({"code_interpreter", "container", "mcp", "web_search_preview"})
@@ -141,8 +143,9 @@ def _truncates_by_limit(request: TurnRequest) -> bool:
     if request.path == RESPONSES_PATH:
         return body.get("truncation") == "auto" and not body.get("max_output_tokens")
     truncates = isinstance(limit := body.get("truncate_prompt_tokens"), int) and limit < 0
-    limited = body.get("max_completion_tokens") or body.get("max_tokens")
-    return truncates and not limited and request.path == CHAT_PATH
+    if request.path == COMPLETIONS_PATH:
+        return truncates and not body.get("max_tokens", _DEFAULT_LIMIT)
+    return truncates and not (body.get("max_completion_tokens") or body.get("max_tokens"))
 
 
 def _runs_tools(request: TurnRequest) -> bool:

@@ -217,6 +217,12 @@ def test_prefill_is_asked_for_token_ids(path):
         (CHAT_PATH, {"truncate_prompt_tokens": -1}, Reason.UNSUPPORTED),
         (CHAT_PATH, {"truncate_prompt_tokens": -1, "max_tokens": 5}, None),
         (CHAT_PATH, {"truncate_prompt_tokens": 100}, None),
+        (COMPLETIONS_PATH, {"prompt": "x", "truncate_prompt_tokens": -1}, None),
+        (
+            COMPLETIONS_PATH,
+            {"prompt": "x", "truncate_prompt_tokens": -1, "max_tokens": None},
+            Reason.UNSUPPORTED,
+        ),
         (CHAT_PATH, {"previous_response_id": "r"}, None),
         (RESPONSES_PATH, {}, None),
         (RESPONSES_PATH, {"previous_response_id": "r"}, Reason.PREVIOUS_RESPONSE),
