@@ -33,12 +33,17 @@ class Dialect:
 
     def error_bytes(self, fault: RouterFault) -> bytes:
         """The body of an error answer."""
-        return json.dumps(self.error(fault)).encode()
+        return _compact(self.error(fault))
 
     def error_event(self, fault: RouterFault, number: int = 0) -> bytes:
         """The error as a server-sent event, for a stream that has begun."""
         name, data = self.event(fault, number)
-        return name + b"data: " + json.dumps(data).encode() + b"\n\n"
+        return name + b"data: " + _compact(data) + b"\n\n"
+
+
+def _compact(value: Any) -> bytes:
+    """JSON as vLLM writes it."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 _ANTHROPIC_KINDS: Final = {

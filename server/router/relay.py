@@ -12,6 +12,7 @@ from bidikv_server.router.upstream import Answer, StreamedAnswer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from bidikv_server.router.core.engines import Role
     from bidikv_server.router.replies import Reply
 
 
@@ -30,11 +31,17 @@ class LegFailed(Exception):  # noqa: N818
 
 
 class RefusedByEngine(Exception):  # noqa: N818
-    """An engine says that the request itself is wrong: the client gets its answer as it is."""
+    """An engine says that the request itself is wrong: the client gets its answer as it is.
+
+    Attributes:
+        answer: What it says.
+        role: Of the engine, once that is known.
+    """
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(f"status {answer.status}")
         self.answer = answer
+        self.role: Role | None = None
 
 
 def check_answer(answer: Answer) -> None:

@@ -34,6 +34,7 @@ from bidikv_server.router.core.conversations import Holder, Match
 from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.history import TurnRecord
 from bidikv_server.router.core.ids import salt_of
+from bidikv_server.router.core.paths import MESSAGES_PATH
 from bidikv_server.router.core.policy import (
     Excluded,
     NoHealthyEngine,
@@ -211,12 +212,24 @@ class TurnService:
             except LegFailed as failed:
                 turn.failure = failed
             except RefusedByEngine as refused:
-                if turn.own_tokens is not None or not prompt_tokens.are_refused(refused.answer.body):
-                    raise
-                # The refusal has freed the computed prompt, so prefill is asked again.
-                turn.own_tokens = Tokenised.REJECTED
+                self._reconsider(turn, refused)
             else:
                 return
+
+    def _reconsider(self, turn: _Turn, refused: RefusedByEngine) -> None:
+        """Change what of a refused leg was ours.
+
+        Raises:
+            RefusedByEngine: Nothing was: the request itself is at fault.
+        """
+        if turn.own_tokens is None and prompt_tokens.are_refused(refused.answer.body):
+            # The refusal has freed the computed prompt, so prefill is asked again.
+            turn.own_tokens = Tokenised.REJECTED
+        elif refused.role is Role.PREFILL and turn.request.path == MESSAGES_PATH and turn.alone is None:
+            # This API reads its one token as a whole answer, and may fail at half a tool call.
+            turn.alone = Reason.UNSUPPORTED
+        else:
+            raise refused
 
     def _plan(self, turn: _Turn) -> RoutePlan:
         if turn.request.kept is not None:
@@ -323,9 +336,11 @@ class TurnService:
         self._metrics.placements.labels(plan.placement).inc()
         if not turn.request.recorded:
             return
-        self._history.record(turn.match.key, turn.request.scope, _record(turn, plan, reuse))
+        now_s = time.monotonic()
+        record = TurnRecord.of(turn.match.digest, plan, reuse, ttft_s=turn.ttft_s, at_s=now_s)
+        self._history.record(turn.match.key, turn.request.scope, record)
         if plan.prefill is not None or turn.match.home is None:
-            self._table.commit(turn.match, Holder(plan.decode.url, plan.decode.indexes), time.monotonic())
+            self._table.commit(turn.match, Holder(plan.decode.url, plan.decode.indexes), now_s)
             self._metrics.conversations.set(len(self._table))
 
     @contextlib.contextmanager
@@ -346,8 +361,8 @@ class TurnService:
         except LegFailed as failed:
             outcome = "failed"
             self._give_up(turn, engine, failed, had_handle=had_handle)
-        except RefusedByEngine:
-            outcome = "refused"
+        except RefusedByEngine as refused:
+            outcome, refused.role = "refused", engine.role
             raise
         finally:
             self._engines.leg_ended(engine.url, engine.role)
@@ -380,20 +395,3 @@ class TurnService:
 
     def _count_failure(self, cause: str) -> None:
         self._metrics.failed_turns.labels(cause).inc()
-
-
-def _record(turn: _Turn, plan: RoutePlan, reuse: ReuseHeader) -> TurnRecord:
-    return TurnRecord(
-        turn=turn.match.digest or b"",
-        reason=Reason(reuse.reason),
-        placement=plan.placement,
-        prompt_tokens=reuse.prompt_tokens,
-        remote_tokens=reuse.remote_tokens,
-        local_tokens=reuse.local_tokens,
-        computed_tokens=reuse.computed_tokens,
-        diverged_at_token=reuse.diverged_at_token,
-        prefill=plan.prefill.url if plan.prefill is not None else None,
-        decode=plan.decode.url,
-        ttft_s=turn.ttft_s,
-        at_s=time.monotonic(),
-    )

@@ -18,15 +18,15 @@ WEATHER = {
     "description": "Tells the weather of a city.",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-CHAT = {"messages": opening(times=2), "temperature": 0, "max_tokens": 8}
-PROMPT = {"prompt": "The lighthouse keeper said that the ships", "temperature": 0, "max_tokens": 8}
+CHAT = {"messages": opening(times=1), "temperature": 0, "max_tokens": 6}
+PROMPT = {"prompt": "The lighthouse keeper said that the ships", "temperature": 0, "max_tokens": 6}
 RESPONSE = {
     "input": "Who lit the lamp?",
     "instructions": "Be brief.",
     "temperature": 0,
-    "max_output_tokens": 8,
+    "max_output_tokens": 6,
 }
-MESSAGE = {"messages": opening(times=2)[1:], "system": "Be brief.", "temperature": 0, "max_tokens": 8}
+MESSAGE = {"messages": opening(times=1)[1:], "system": "Be brief.", "temperature": 0, "max_tokens": 6}
 CASES = {
     "chat": ("/v1/chat/completions", CHAT),
     "log probabilities": ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 2}),
@@ -47,7 +47,7 @@ CASES = {
         "/v1/chat/completions",
         {
             **CHAT,
-            "max_tokens": 40,
+            "max_tokens": 20,
             "tools": [{"type": "function", "function": WEATHER}],
             "tool_choice": {"type": "function", "function": {"name": "weather"}},
         },
@@ -75,7 +75,7 @@ CASES = {
         "/v1/messages",
         {
             **MESSAGE,
-            "max_tokens": 40,
+            "max_tokens": 20,
             "tools": [{"name": "weather", "input_schema": WEATHER["parameters"]}],
             "tool_choice": {"type": "tool", "name": "weather"},
         },
@@ -88,7 +88,9 @@ CASES = {
 }
 NAMES = re.compile(r'"(id|item_id|call_id|tool_use_id|request_id|signature)":"[^"]*"')
 COUNTS = re.compile(r'"(created|created_at|completed_at|sequence_number|cached_tokens)":\d+')
-CACHED = re.compile(r'"(cache_\w+_tokens|cached_tokens_per_turn)":(\d+|null|\[[^\]]*\])')
+CACHED = re.compile(r'"(\w*cache\w*_tokens|cached_tokens_per_turn)":(\d+|null|\[[^\]]*\])')
+UNCACHED = re.compile(r'"(input_tokens)":\d+')
+"""Of a prompt, in the Messages API: without what was found in a cache."""
 FRACTION = re.compile(r"-?\d+\.\d+(?:[eE]-?\d+)?")
 TEXT = re.compile(r'("(?:content|text|delta|arguments|partial_json)":)"((?:[^"\\]|\\.)*)"')
 
@@ -110,7 +112,7 @@ def ask(base_url, path, body):
 
 def masked(text):
     """An answer without names, times, sequence numbers and cache counts, and its fractions in three digits."""
-    for pattern in (NAMES, COUNTS, CACHED):
+    for pattern in (NAMES, COUNTS, CACHED, *([UNCACHED] if '"type":"message' in text else [])):
         text = pattern.sub(r'"\1":_', text)
     return FRACTION.sub(lambda match: f"{float(match[0]):.3f}", text)
 

@@ -130,7 +130,7 @@ def runs_alone(request: TurnRequest) -> Reason | None:
         return Reason.PREVIOUS_RESPONSE
     if not can_disaggregate(request.body) or _truncates_by_limit(request) or _runs_tools(request):
         return Reason.UNSUPPORTED
-    return None
+    return Reason.UNSUPPORTED if _forces_a_tool(request) else None
 
 
 def _truncates_by_limit(request: TurnRequest) -> bool:
@@ -154,6 +154,13 @@ def _runs_tools(request: TurnRequest) -> bool:
     if request.path != RESPONSES_PATH or not isinstance(tools, list):
         return False
     return any(isinstance(tool, dict) and _is_one_of(tool.get("type"), _ENGINE_TOOLS) for tool in tools)
+
+
+def _forces_a_tool(request: TurnRequest) -> bool:
+    """Whether prefill's one token would be half a tool call, which the Messages API fails at: it reads the arguments."""
+    choice = request.body.get("tool_choice")
+    forced = isinstance(choice, dict) and _is_one_of(choice.get("type"), frozenset({"any", "tool"}))
+    return request.path == MESSAGES_PATH and forced
 
 
 def _is_one_of(value: Any, names: frozenset[str]) -> bool:

@@ -18,7 +18,10 @@ from bidikv_server.router.core.policy import Placement
 if TYPE_CHECKING:
     from collections.abc import Iterator, Reversible
 
+    from bidikv.headers import ReuseHeader
+    from bidikv_server.router.core.digests import Digest
     from bidikv_server.router.core.ids import ConversationKey, EngineUrl, Scope
+    from bidikv_server.router.core.policy import RoutePlan
 
 _PACKED: Final = struct.Struct("<16s5iBBHHfd")
 _REASONS: Final = tuple(Reason)
@@ -57,6 +60,26 @@ class TurnRecord:
     decode: EngineUrl | None
     ttft_s: float
     at_s: float
+
+    @classmethod
+    def of(
+        cls, digest: Digest | None, plan: RoutePlan, reuse: ReuseHeader, *, ttft_s: float, at_s: float
+    ) -> TurnRecord:
+        """What became of a turn that went by this plan and told this of its reuse."""
+        return cls(
+            turn=digest or b"",
+            reason=Reason(reuse.reason),
+            placement=plan.placement,
+            prompt_tokens=reuse.prompt_tokens,
+            remote_tokens=reuse.remote_tokens,
+            local_tokens=reuse.local_tokens,
+            computed_tokens=reuse.computed_tokens,
+            diverged_at_token=reuse.diverged_at_token,
+            prefill=plan.prefill.url if plan.prefill is not None else None,
+            decode=plan.decode.url,
+            ttft_s=ttft_s,
+            at_s=at_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

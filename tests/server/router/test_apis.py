@@ -175,9 +175,18 @@ async def test_stock_prefill_returns_no_token_ids(api):
 async def test_engines_errors_pass(api, status):
     """An engine's error comes out as it went in."""
     api = await api(prefill_fallback=False)
-    api.cluster.prefill[0].failures.append(Failure(status, b'{"odd":  "bytes"}'))
+    api.cluster.decode[0].failures.append(Failure(status, b'{"odd":  "bytes"}'))
     answer = await api.turn("hi")
     assert (answer.status_code, answer.content) == (status, b'{"odd":  "bytes"}')
+
+
+async def test_prefill_that_fails_at_half_an_answer(start):
+    """The Messages API reads prefill's one token as an answer: whether the request is wrong is for decode to say."""
+    api = Api(await start(), "messages")
+    api.cluster.prefill[0].failures.append(Failure(400, b'{"type":"error"}'))
+    answer = await api.turn("hi")
+    assert answer.content == MESSAGE
+    assert reason(answer) == "unsupported"
 
 
 async def test_errors_of_ours(api):
