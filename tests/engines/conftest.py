@@ -21,6 +21,7 @@ from bidikv_server.launch.model import prepare_smollm2
 HERE = Path(__file__).parent
 BLOCK = 32
 THRESHOLD = 64
+ENGINE_ENV = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 # Few enough blocks that two long prompts take them all, so that retained blocks are handed out in a test.
 ENGINE_ARGS = ("--max-model-len", "4096", "--num-gpu-blocks-override", "176")
 
@@ -93,7 +94,9 @@ class Stage:
 
 def spec_of_session(caching):
     """Two engines and SmolLM2: what most tests use."""
-    return ClusterSpec(prepare_smollm2(), prefill_prefix_caching=caching, engine_args=ENGINE_ARGS)
+    return ClusterSpec(
+        prepare_smollm2(), prefill_prefix_caching=caching, engine_args=ENGINE_ARGS, engine_env=ENGINE_ENV
+    )
 
 
 @pytest.fixture(scope="session")

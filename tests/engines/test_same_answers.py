@@ -96,10 +96,10 @@ TEXT = re.compile(r'("(?:content|text|delta|arguments|partial_json)":)"((?:[^"\\
 
 
 def ask(base_url, path, body):
-    """Status, content type and body of an answer."""
+    """Status, content type and body of an answer; without a body of ours the request is a GET."""
     request = urllib.request.Request(  # noqa: S310
         base_url + path,
-        json.dumps(body).encode(),
+        json.dumps(body).encode() if body is not None else None,
         {"Content-Type": "application/json", "X-Session-ID": uuid.uuid4().hex},
     )
     try:
@@ -180,6 +180,22 @@ def test_next_turn_of_each_api(cluster, path):
     assert (reuse.reason, reuse.remote_tokens > 0) == ("hit", True)
     assert text == turn(history, cluster.decode_urls[0], uuid.uuid4().hex)[0]
     assert once(base_url) == before + 2
+
+
+def test_going_on_from_a_response(cluster):
+    """The engine that keeps it answers as it does when asked directly, and gives it back and cancels by its name."""
+    base_url, decode_url = cluster.base_url.removesuffix("/v1"), cluster.decode_urls[0]
+    body = {**RESPONSE, "model": cluster.model_name}
+    first = json.loads(ask(base_url, "/v1/responses", body)[2])
+    following = {**body, "input": "And why?", "previous_response_id": first["id"]}
+    through, direct = (ask(url, "/v1/responses", following) for url in (base_url, decode_url))
+    assert through[0] == 200
+    assert masked(through[2]) == masked(direct[2])
+    assert json.loads(through[2])["usage"]["input_tokens"] > first["usage"]["total_tokens"]
+    kept, refused = (f"/v1/responses/{first['id']}{end}" for end in ("", "/cancel"))
+    assert ask(base_url, kept, None) == ask(decode_url, kept, None)
+    assert json.loads(ask(base_url, kept, None)[2]) == first
+    assert ask(base_url, refused, {}) == ask(decode_url, refused, {})
 
 
 def told_text(answer):
