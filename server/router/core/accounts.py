@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bidikv.headers import ReuseHeader
 from bidikv_server import wire
@@ -13,6 +13,9 @@ from bidikv_server.router.core import prompt_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_INPUT_TOKENS: Final = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,11 @@ def _prompt_tokens(answer: Mapping[str, Any]) -> int | None:
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None
-    return _tokens(usage, "prompt_tokens" if "prompt_tokens" in usage else "input_tokens")
+    if "prompt_tokens" in usage:
+        return _tokens(usage, "prompt_tokens")
+    # The Messages API counts apart what was found in a cache or written to one.
+    counts = [_tokens(usage, name) for name in _INPUT_TOKENS]
+    return None if counts[0] is None else sum(count or 0 for count in counts)
 
 
 def _tokens(counts: Mapping[str, Any], name: str) -> int | None:

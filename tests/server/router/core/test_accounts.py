@@ -61,3 +61,18 @@ def test_reason():
     assert with_reason(told, Reason.NEW_CONVERSATION) == ReuseHeader(
         Reason.NEW_CONVERSATION, 9, local_tokens=8
     )
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"prompt_tokens": 9, "input_tokens": 1}, 9),
+        ({"input_tokens": 9}, 9),
+        ({"input_tokens": 5, "cache_read_input_tokens": 3, "cache_creation_input_tokens": None}, 8),
+        ({"cache_read_input_tokens": 3}, None),
+        ({}, None),
+    ],
+)
+def test_prompt_tokens_of_each_api(usage, tokens):
+    """Of a stock engine's answer, whatever its API calls them."""
+    assert read_prefill_answer(json.dumps({"usage": usage}).encode()).reuse.prompt_tokens == tokens
