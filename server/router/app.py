@@ -57,6 +57,7 @@ class RouterApp:
                 *((EngineUrl(url), Role.DECODE) for url in settings.decode),
             ],
             probe_failures=settings.probe_failures,
+            linger_s=settings.max_ttl_s,
         )
         self.table = ConversationTable(
             max_conversations=settings.max_conversations,

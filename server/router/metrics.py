@@ -111,7 +111,9 @@ class RouterMetrics:
                 self.tokens.labels(source).inc(count)
 
     def show_engines(self, engines: Iterable[EngineSnapshot]) -> None:
-        """Set the engines' gauges to what is known now."""
+        """Set the engines' gauges to what is known now; those of forgotten engines end."""
+        self.engine_up.clear()
+        self.engine_draining.clear()
         for engine in engines:
             self.engine_up.labels(engine.role, engine.url).set(engine.healthy)
             self.engine_draining.labels(engine.role, engine.url).set(engine.draining)

@@ -90,8 +90,7 @@ class Routes:
 
     async def metrics(self, _scope: Scope, _raw: bytes, reply: Reply) -> None:
         """GET /metrics in Prometheus' text format."""
-        for role in Role:
-            self._metrics.show_engines(self._engines.snapshots(role))
+        self._metrics.show_engines([engine for role in Role for engine in self._engines.snapshots(role)])
         await reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics.render())
 
 
@@ -128,6 +127,7 @@ def _describe(engine: EngineSnapshot) -> dict[str, Any]:
         "url": engine.url,
         "healthy": engine.healthy,
         "draining": engine.draining,
+        "leaving": engine.leaving,
         "in_flight": engine.in_flight,
     }
     if engine.role is Role.DECODE:

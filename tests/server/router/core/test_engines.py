@@ -1,4 +1,7 @@
-"""Health by events."""
+"""Health by events, and engines that come and go."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bidikv_server.router.core.engines import EngineTable, IndexInfo, Role
 from bidikv_server.router.core.ids import EngineUrl
@@ -53,3 +56,166 @@ def test_load():
     engines.leg_ended(URL, Role.DECODE)
     assert state(engines) == (False, (), 1)
     assert engines.snapshots(Role.PREFILL)[0].in_flight == 0
+
+
+def test_a_leaving_engine_is_read_from_until_it_has_rested():
+    """Off the list it takes no leg, finishes those it has, and is forgotten a while after the last one."""
+    engines = EngineTable([(URL, Role.DECODE)], probe_failures=2, linger_s=100.0)
+    engines.probe_passed(URL, Role.DECODE, INDEX)
+    engines.leg_started(URL, Role.DECODE)
+    assert engines.remove(URL, Role.DECODE)
+    assert not engines.remove(URL, Role.DECODE)
+    (left,) = engines.snapshots(Role.DECODE)
+    assert (left.healthy, left.draining, left.leaving, left.takes_legs) == (True, True, True, False)
+    assert left.indexes == INDEX
+    assert engines.sweep(1_000.0) == ()
+    engines.leg_ended(URL, Role.DECODE)
+    assert engines.sweep(2_000.0) == engines.sweep(2_099.0) == ()
+    assert engines.sweep(2_100.0) == ((URL, Role.DECODE),)
+    assert engines.snapshots(Role.DECODE) == ()
+
+
+def test_a_leaving_engine_that_is_down_is_forgotten_at_once():
+    """Nothing can be read from it; nor is there anything on a prefill or a stock engine."""
+    for role, indexes in ((Role.DECODE, ()), (Role.PREFILL, None)):
+        engines = EngineTable([(URL, role)], probe_failures=1, linger_s=100.0)
+        engines.probe_passed(URL, role, indexes)
+        engines.remove(URL, role)
+        assert engines.sweep(0.0) == ((URL, role),)
+    engines = EngineTable([(URL, Role.DECODE)], probe_failures=1, linger_s=100.0)
+    engines.probe_passed(URL, Role.DECODE, INDEX)
+    engines.remove(URL, Role.DECODE)
+    engines.connect_failed(URL, Role.DECODE)
+    assert engines.sweep(0.0) == ((URL, Role.DECODE),)
+
+
+def test_an_engine_that_comes_back_is_as_it_was():
+    """A gap in the list, as DNS may have one, costs neither its health nor its index nor an operator's draining."""
+    engines = EngineTable([(URL, Role.DECODE)], probe_failures=1, linger_s=100.0)
+    engines.probe_passed(URL, Role.DECODE, INDEX)
+    engines.remove(URL, Role.DECODE)
+    engines.sweep(0.0)
+    assert engines.add(URL, Role.DECODE)
+    assert not engines.add(URL, Role.DECODE)
+    assert engines.sweep(1_000.0) == ()
+    (back,) = engines.snapshots(Role.DECODE)
+    assert (back.takes_legs, back.indexes) == (True, INDEX)
+    engines.drain(URL, draining=True)
+    engines.remove(URL, Role.DECODE)
+    engines.add(URL, Role.DECODE)
+    assert engines.snapshots(Role.DECODE)[0].draining
+
+
+URLS = [EngineUrl(f"http://e{number}") for number in range(3)]
+KNOWN = [(url, role) for url in URLS for role in Role]
+
+
+class Model:
+    """What one engine should be, told separately."""
+
+    def __init__(self):
+        self.listed = self.known = self.up = self.drained = False
+        self.legs = self.failed = 0
+        self.idle_since_s = None
+
+
+class EnginesAgainstModel(RuleBasedStateMachine):
+    """Any order of listing, probing, serving, draining and sweeping, late events included."""
+
+    engines_ = st.sampled_from(KNOWN)
+
+    def __init__(self):
+        super().__init__()
+        self.engines = EngineTable([], probe_failures=2, linger_s=10.0)
+        self.model = {known: Model() for known in KNOWN}
+        self.now_s = 0.0
+
+    @rule(engine=engines_)
+    def add(self, engine):
+        model = self.model[engine]
+        assert self.engines.add(*engine) == (not model.listed)
+        if not model.known:
+            model.up, model.drained, model.failed = False, False, 0
+        model.listed = model.known = True
+        model.idle_since_s = None
+
+    @rule(engine=engines_)
+    def remove(self, engine):
+        assert self.engines.remove(*engine) == self.model[engine].listed
+        self.model[engine].listed = False
+
+    @rule(engine=engines_, passed=st.booleans())
+    def probe(self, engine, passed):
+        model, (url, role) = self.model[engine], engine
+        if passed:
+            came_up = self.engines.probe_passed(url, role, INDEX if role is Role.DECODE else None)
+            assert came_up == (model.known and not model.up)
+            model.up, model.failed = model.known, 0
+            return
+        model.failed += 1
+        went_down = self.engines.probe_failed(url, role)
+        assert went_down == (model.up and model.failed >= 2)
+        model.up = model.up and not went_down
+
+    @rule(engine=engines_)
+    def refused(self, engine):
+        assert self.engines.connect_failed(*engine) == self.model[engine].up
+        self.model[engine].up = False
+
+    @rule(engine=engines_)
+    def begin(self, engine):
+        model = self.model[engine]
+        self.engines.leg_started(*engine)
+        if not model.known:
+            model.known, model.up, model.drained, model.failed, model.idle_since_s = (
+                True,
+                False,
+                False,
+                0,
+                None,
+            )
+        model.legs += 1
+
+    @rule(engine=engines_)
+    def end(self, engine):
+        if self.model[engine].legs:
+            self.engines.leg_ended(*engine)
+            self.model[engine].legs -= 1
+
+    @rule(url=st.sampled_from(URLS), draining=st.booleans())
+    def drain(self, url, draining):
+        told = self.engines.drain(url, draining=draining)
+        assert {engine.role for engine in told} == {role for role in Role if self.model[url, role].known}
+        for role in Role:
+            self.model[url, role].drained = draining and self.model[url, role].known
+
+    @rule(passes_s=st.floats(0, 20))
+    def sweep(self, passes_s):
+        self.now_s += passes_s
+        gone = []
+        for known, model in self.model.items():
+            if not model.known or model.listed:
+                continue
+            if model.legs:
+                model.idle_since_s = None
+                continue
+            model.idle_since_s = self.now_s if model.idle_since_s is None else model.idle_since_s
+            rests = known[1] is Role.DECODE and model.up
+            if not rests or self.now_s - model.idle_since_s >= 10.0:
+                model.known = model.up = False
+                gone.append(known)
+        assert sorted(self.engines.sweep(self.now_s)) == sorted(gone)
+
+    @invariant()
+    def the_table_is_what_the_model_says(self):
+        told = {(e.url, e.role): e for role in Role for e in self.engines.snapshots(role)}
+        assert set(told) == {known for known, model in self.model.items() if model.known}
+        for known, engine in told.items():
+            model = self.model[known]
+            assert (engine.healthy, engine.in_flight) == (model.up, model.legs)
+            assert engine.leaving == (not model.listed)
+            assert engine.takes_legs == (model.up and model.listed and not model.drained)
+            assert engine.indexes == (INDEX if model.up and known[1] is Role.DECODE else ())
+
+
+TestEnginesAgainstModel = EnginesAgainstModel.TestCase
