@@ -10,6 +10,7 @@ import typer
 
 from bidikv_server.cli import reuse_options
 from bidikv_server.cli.console import launch_errors
+from bidikv_server.launch.idle import wait_idle
 from bidikv_server.launch.machine import core_count, find_tcmalloc, vllm_platform
 from bidikv_server.launch.model import check_model_path, read_card
 from bidikv_server.launch.ports import require_free
@@ -119,6 +120,23 @@ def decode(
         only_print=only_print,
         vllm_args=vllm_args,
     )
+
+
+@app.command("wait-idle")
+def wait_idle_(
+    *,
+    url: Annotated[str, typer.Option(help="Base URL of the engine.", metavar="URL")],
+    settle: Annotated[
+        float, typer.Option(min=0, help="Wait at least this long: until routers have noticed.", metavar="S")
+    ] = 0,
+    timeout: Annotated[float, typer.Option(min=0, help="Give up after this long.", metavar="S")] = 600,
+) -> None:
+    """Wait until an engine runs no request, before it is stopped: for a container's preStop hook.
+
+    Exit code 0 when it is idle or gone, 1 when requests still run at the end.
+    """
+    with launch_errors():
+        wait_idle(url, settle_s=settle, timeout_s=timeout)
 
 
 def _run(

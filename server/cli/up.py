@@ -41,7 +41,14 @@ def up(
     """Start prefill engines, decode engines and a router, and serve until Ctrl-C."""
     with launch_errors(), stop_signals():
         require_extra(
-            "router", "aiohttp", "httptools", "prometheus_client", "pydantic_settings", "uvicorn", "uvloop"
+            "router",
+            "aiohttp",
+            "dns",
+            "httptools",
+            "prometheus_client",
+            "pydantic_settings",
+            "uvicorn",
+            "uvloop",
         )
         folder = model or prepare_smollm2(progress=say)
         spec = ClusterSpec(

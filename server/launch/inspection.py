@@ -13,6 +13,7 @@ from bidikv_server.launch.errors import MissingExtraError
 
 _ROUTER_MODULES: Final = (
     "aiohttp",
+    "dns",
     "httptools",
     "prometheus_client",
     "pydantic_settings",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from bidikv_server.router.core.tenants import KeyRing, presented_key, read_keys
 from bidikv_server.router.errors import Unauthorized
+from bidikv_server.router.files import Watch
 from bidikv_server.router.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class KeyFile:
         """
         self._path = path
         self._clock = clock
-        self._stamp = self._look()
+        self._watch = Watch(path)
         self._looked_s = clock()
         try:
             self._ring = _read(path)
@@ -46,9 +47,7 @@ class KeyFile:
         """The keys as the file has them, at most a second ago. A file that cannot be used leaves them as they were."""
         if self._clock() - self._looked_s >= _LOOK_EVERY_S:
             self._looked_s = self._clock()
-            stamp = self._look()
-            if stamp != self._stamp:
-                self._stamp = stamp
+            if self._watch.changed():
                 self._reload()
         return self._ring
 
@@ -59,14 +58,6 @@ class KeyFile:
             _log.warning("api_keys_file changed and cannot be used, its earlier keys stay: %s", error)
         else:
             _log.info("api_keys_file was read again: %d tenants", len(self._ring.counts()))
-
-    def _look(self) -> tuple[int, int, int] | None:
-        """What changes when the file does; a mounted secret is swapped for another file."""
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _read(path: Path) -> KeyRing:

@@ -7,15 +7,16 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from bidikv_server.router import tls
 from bidikv_server.router.access import Access
 from bidikv_server.router.admin import PREFIX, AdminRoutes
 from bidikv_server.router.core.conversations import ConversationTable
-from bidikv_server.router.core.engines import EngineTable, Role
+from bidikv_server.router.core.engines import EngineTable
 from bidikv_server.router.core.history import History
-from bidikv_server.router.core.ids import EngineUrl
 from bidikv_server.router.core.kept import KeptResponses
 from bidikv_server.router.core.paths import TURN_PATHS
 from bidikv_server.router.dialects import dialect_of
+from bidikv_server.router.discovery import Discovery
 from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, RouterFault, ShuttingDown
 from bidikv_server.router.metrics import RouterMetrics
 from bidikv_server.router.passthrough import PASSED_ON, PassThrough
@@ -47,18 +48,12 @@ class RouterApp:
         table: Known conversations.
         history: What became of their last turns.
         metrics: Prometheus metrics.
+        upstream_identity: The certificate that engines are shown, if there is one.
     """
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
-        self.engines = EngineTable(
-            [
-                *((EngineUrl(url), Role.PREFILL) for url in settings.prefill),
-                *((EngineUrl(url), Role.DECODE) for url in settings.decode),
-            ],
-            probe_failures=settings.probe_failures,
-            linger_s=settings.max_ttl_s,
-        )
+        self.engines = EngineTable((), probe_failures=settings.probe_failures, linger_s=settings.max_ttl_s)
         self.table = ConversationTable(
             max_conversations=settings.max_conversations,
             max_turns=settings.max_turns,
@@ -74,7 +69,8 @@ class RouterApp:
         self._queue = TurnQueue(
             self.metrics, max_in_flight=settings.max_in_flight, max_queue=settings.max_queue
         )
-        self._client = EngineClient(connect_timeout_s=settings.connect_timeout_s)
+        context, self.upstream_identity = tls.upstream(settings)
+        self._client = EngineClient(connect_timeout_s=settings.connect_timeout_s, tls=context)
         self._prober = Prober(
             self._client,
             self.engines,
@@ -82,6 +78,7 @@ class RouterApp:
             timeout_s=settings.probe_timeout_s,
         )
         kept = KeptResponses(max_responses=settings.max_responses, ttl_s=settings.response_ttl_s)
+        self._discovery = Discovery(settings, self.engines, self._prober)
         turns = TurnService(
             settings,
             self.engines,
@@ -118,6 +115,7 @@ class RouterApp:
             **{path: {"POST": routes.turn} for path in TURN_PATHS},
             **{path: {"POST": passed.post} for path in PASSED_ON},
             "/v1/models": {"GET": passed.models},
+            "/live": {"GET": routes.live},
             "/health": {"GET": routes.health},
             "/ready": {"GET": routes.ready},
             "/metrics": {"GET": routes.metrics},
@@ -173,14 +171,18 @@ class RouterApp:
         return endpoint
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        """Open connections and probe once before the first request; close everything after the last."""
+        """Find and probe engines once before the first request; close everything after the last.
+
+        The router starts without any engine, too, and is ready when they come.
+        """
         await receive()
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._client)
             stack.push_async_callback(self._releaser.close)
+            await self._discovery.look()
             await self._prober.probe_all()
-            probing = asyncio.create_task(self._prober.run())
-            stack.push_async_callback(_stop, probing)
+            for background in (self._prober.run(), self._discovery.run()):
+                stack.push_async_callback(_stop, asyncio.create_task(background))
             self._queue.open()
             await send({"type": "lifespan.startup.complete"})
             await receive()

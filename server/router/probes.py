@@ -14,6 +14,8 @@ from bidikv_server.router.core.engines import IndexInfo, Role
 from bidikv_server.router.errors import UpstreamFault
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from bidikv_server.router.core.engines import EngineTable
     from bidikv_server.router.core.ids import EngineUrl
     from bidikv_server.router.upstream import EngineClient
@@ -61,10 +63,13 @@ class Prober:
 
     async def probe_all(self) -> None:
         """One round over all engines at once."""
+        await self.probe_these((e.url, role) for role in Role for e in self._engines.snapshots(role))
+
+    async def probe_these(self, engines: Iterable[tuple[EngineUrl, Role]]) -> None:
+        """One probe of each of these, all at once."""
         async with asyncio.TaskGroup() as group:
-            for role in Role:
-                for engine in self._engines.snapshots(role):
-                    group.create_task(self._probe(engine.url, role))
+            for url, role in engines:
+                group.create_task(self._probe(url, role))
 
     async def run(self) -> None:
         """Probe until cancelled."""
@@ -76,17 +81,19 @@ class Prober:
                 _log.exception("probing failed")
 
     async def _probe(self, url: EngineUrl, role: Role) -> None:
+        why = ""
         try:
             health = await self._client.get(url, "/health", timeout_s=self._timeout_s)
             passed = health.status == 200
+            why = f"GET /health answered {health.status}"
             indexes = await self._indexes(url) if passed and role is Role.DECODE else None
-        except UpstreamFault:
-            passed, indexes = False, None
+        except UpstreamFault as fault:
+            passed, indexes, why = False, None, str(fault)
         if passed:
             if self._engines.probe_passed(url, role, indexes):
                 _log.info("%s engine %s is up", role, url)
         elif self._engines.probe_failed(url, role):
-            _log.warning("%s engine %s is down", role, url)
+            _log.warning("%s engine %s is down: %s", role, url, why)
 
     async def _indexes(self, url: EngineUrl) -> tuple[IndexInfo, ...] | None:
         """None keeps what was known: a slow metrics page says nothing about the index."""

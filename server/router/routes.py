@@ -71,6 +71,10 @@ class Routes:
             with self._metrics.in_flight.track_inprogress():
                 await self._turns.serve(request, passed_on, reply, arrived_s=arrived_s)
 
+    async def live(self, _scope: Scope, _raw: bytes, reply: Reply) -> None:
+        """GET /live: 200 while the router itself works, whatever its engines do."""
+        await reply.json(200, {"status": "ok"})
+
     async def health(self, _scope: Scope, _raw: bytes, reply: Reply) -> None:
         """GET /health: 200 while at least one engine of each role is up."""
         roles = {role: self._engines.snapshots(role) for role in Role}

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
+from bidikv_server.router import tls
 from bidikv_server.router.app import create_app
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from bidikv_server.router.app import RouterApp
     from bidikv_server.router.settings import RouterSettings
+    from bidikv_server.router.tls import Identity
 
 __all__ = ["create_app", "create_server", "run"]
 
@@ -34,9 +36,19 @@ class RouterServer(uvicorn.Server):
     connection that is still busy, it would let run.
     """
 
-    def __init__(self, config: uvicorn.Config, app: RouterApp) -> None:
+    def __init__(
+        self, config: uvicorn.Config, app: RouterApp, identities: Iterable[Identity | None] = ()
+    ) -> None:
         super().__init__(config)
         self._app = app
+        self._identities = [identity for identity in identities if identity is not None]
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second; once a second certificates that changed are read again."""
+        if counter % 10 == 0:
+            for identity in self._identities:
+                identity.read_again()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no new turns, then let running ones end."""
@@ -60,8 +72,15 @@ class RouterServer(uvicorn.Server):
 
 
 def create_server(settings: RouterSettings) -> RouterServer:
-    """A server that is not started yet, for programs that own the event loop (`await server.serve()`)."""
+    """A server that is not started yet, for programs that own the event loop (`await server.serve()`).
+
+    Reads every file that the settings name, and opens no connection.
+
+    Raises:
+        SettingsError: A file cannot be used.
+    """
     app = create_app(settings)
+    serving = tls.serving(settings)
     config = uvicorn.Config(
         cast("Any", app),
         host=settings.host,
@@ -76,8 +95,15 @@ def create_server(settings: RouterSettings) -> RouterServer:
         server_header=False,
         timeout_keep_alive=_KEEPALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
+        ssl_certfile=settings.tls_cert_file,
+        ssl_keyfile=settings.tls_key_file,
     )
-    return RouterServer(config, app)
+    if serving is None:
+        return RouterServer(config, app, (app.upstream_identity,))
+    config.load()
+    # Ours: it checks clients, and takes a new certificate while it serves.
+    config.ssl, own = serving
+    return RouterServer(config, app, (own, app.upstream_identity))
 
 
 def run(settings: RouterSettings) -> None:

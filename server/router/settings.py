@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from pathlib import Path  # noqa: TC003  (pydantic reads annotations)
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
+from bidikv_server.router.core.discovery import EngineList, read_entries, read_name_server
 from bidikv_server.router.core.tenants import KeyRing
 from bidikv_server.router.secrets import ApiKeys, ComparedKey, Secret  # noqa: TC001  (pydantic reads annotations)
 from bidikv_server.wire import SECRET_VARIABLE
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pydantic_settings import PydanticBaseSettingsSource
 
 ENV_PREFIX: Final = "BIDIKV_ROUTER_"
+_NO_ENGINE: Final = "at least one engine is needed: a URL, a dns:// name, or engines_file"
 DEFAULT_TENANT: Final = "default"
 """Owner of the one key that `api_key` gives."""
-_ENGINE_URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[^/\s:@?#\[\]]+)(?::\d{1,5})?")
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -43,10 +43,19 @@ class RouterSettings(BaseSettings):
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
-    prefill: Annotated[tuple[str, ...], NoDecode] = Field(default=(), min_length=1, validate_default=True)
-    """Base URLs of the prefill engines, without a path; in the environment separated by commas."""
-    decode: Annotated[tuple[str, ...], NoDecode] = Field(default=(), min_length=1, validate_default=True)
-    """Base URLs of the decode engines, without a path; in the environment separated by commas."""
+    prefill: Annotated[tuple[str, ...], NoDecode] = ()
+    """Prefill engines: base URLs without a path, or names to look up (`dns://name:port` for its addresses,
+    `dns://_service._proto.name` for its SRV records, `dns+https://` for engines with TLS). In a variable separated by
+    commas."""
+    decode: Annotated[tuple[str, ...], NoDecode] = ()
+    """Decode engines, likewise."""
+    engines_file: Path | None = None
+    """TOML or JSON (`.json`) file with further `prefill` and `decode` engines; read again within a second when it
+    changes."""
+    dns_interval_s: Seconds = 5.0
+    """Between two lookups of one name, in seconds."""
+    dns_server: str | None = None
+    """Name server to ask, as `address` or `address:port`; without it those of /etc/resolv.conf."""
 
     readback: bool = True
     """False serves plain disaggregation: no readback sources, nothing retained."""
@@ -76,6 +85,21 @@ class RouterSettings(BaseSettings):
     normalise_history: bool = True
     """Find a conversation in spite of what clients change in its history by themselves (an attribution line, a token
     countdown, dates in the system text, cache breakpoints, the tools' order). Engines get every body as it came."""
+    tls_cert_file: Path | None = None
+    """PEM file with the router's certificate and its chain: given this, it serves HTTPS only. Read again within a
+    second when it changes."""
+    tls_key_file: Path | None = None
+    """PEM file with its key, without a password; not needed where `tls_cert_file` holds it too."""
+    tls_client_ca_file: Path | None = None
+    """PEM file of authorities: given this, every client needs a certificate of one of them (mutual TLS)."""
+    upstream_ca_file: Path | None = None
+    """PEM file of the authorities that engines with TLS are checked by; without it those of the machine."""
+    upstream_cert_file: Path | None = None
+    """PEM file with the certificate that the router shows engines, and its chain. Read again when it changes."""
+    upstream_key_file: Path | None = None
+    """PEM file with its key, without a password; not needed where `upstream_cert_file` holds it too."""
+    upstream_verify: bool = True
+    """False speaks TLS with engines without checking who they are."""
 
     connect_timeout_s: Seconds = 5.0
     """To open a connection to an engine, in seconds."""
@@ -128,14 +152,22 @@ class RouterSettings(BaseSettings):
 
     @field_validator("prefill", "decode")
     @classmethod
-    def _check_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        urls = tuple(url.rstrip("/") for url in urls)
-        for url in urls:
-            if not _ENGINE_URL.fullmatch(url):
-                raise ValueError(f"{url!r} is not an engine's base URL (http://host:port)")
-        if len(set(urls)) != len(urls):
-            raise ValueError("an engine is listed twice")
-        return urls
+    def _check_engines(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(entry) for entry in read_entries(texts))
+
+    @field_validator("dns_server")
+    @classmethod
+    def _check_name_server(cls, text: str | None) -> str | None:
+        if text is not None:
+            read_name_server(text)
+        return text
+
+    @model_validator(mode="after")
+    def _check_roles(self) -> Self:
+        missing = [name for name in ("prefill", "decode") if not getattr(self, name)]
+        if missing and self.engines_file is None:
+            raise ValueError("; ".join(f"{name}: {_NO_ENGINE}" for name in missing))
+        return self
 
     @model_validator(mode="after")
     def _check_ttl(self) -> Self:
@@ -144,6 +176,27 @@ class RouterSettings(BaseSettings):
                 f"default_ttl_s ({self.default_ttl_s:g}) is above max_ttl_s ({self.max_ttl_s:g})"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        for name, needed in (
+            ("tls_key_file", "tls_cert_file"),
+            ("tls_client_ca_file", "tls_cert_file"),
+            ("upstream_key_file", "upstream_cert_file"),
+        ):
+            if getattr(self, name) is not None and getattr(self, needed) is None:
+                raise ValueError(f"{name}: has no use without {needed}")
+        if self.upstream_ca_file is not None and not self.upstream_verify:
+            raise ValueError("upstream_ca_file: has no use while upstream_verify is false")
+        return self
+
+    def engine_list(self) -> EngineList:
+        """The engines that these settings themselves name."""
+        return EngineList(read_entries(self.prefill), read_entries(self.decode))
+
+    def name_server(self) -> tuple[str, int] | None:
+        """Address and port of the name server to ask; None leaves that to the machine."""
+        return read_name_server(self.dns_server) if self.dns_server is not None else None
 
     def fixed_keys(self) -> KeyRing:
         """The API keys that do not come from `api_keys_file`."""
@@ -182,7 +235,7 @@ class RouterSettings(BaseSettings):
         try:
             return cls(**values)
         except ValidationError as error:
-            raise SettingsError(_describe(error)) from None
+            raise SettingsError(describe(error)) from None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -206,7 +259,7 @@ def _reject_unknown_variables(cls: type[RouterSettings], environ: Mapping[str, s
             raise SettingsError(f"{name}: unknown setting")
 
 
-def _describe(error: ValidationError) -> str:
+def describe(error: ValidationError) -> str:
     """All problems in one line, each with its key first."""
     return "; ".join(_describe_one(dict(detail)) for detail in error.errors(include_url=False))
 
@@ -215,7 +268,5 @@ def _describe_one(detail: dict[str, Any]) -> str:
     key = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown setting"
-    if detail["type"] == "too_short":
-        return f"{key}: at least one engine URL is needed"
     message = str(detail["msg"]).removeprefix("Value error, ")
     return f"{key}: {message}" if key else message

@@ -13,6 +13,7 @@ import aiohttp
 from bidikv_server.router.errors import UpstreamConnectFailed, UpstreamFault, UpstreamTimedOut
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
     from types import TracebackType
     from typing import Self
@@ -96,14 +97,23 @@ class StreamWaits:
 class EngineClient:
     """Connections to all engines."""
 
-    def __init__(self, *, connect_timeout_s: float) -> None:
+    def __init__(self, *, connect_timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+        """Say how to connect; nothing is opened yet.
+
+        Args:
+            connect_timeout_s: To open a connection, in seconds.
+            tls: For engines whose URL is https; None checks them by the machine's authorities.
+        """
         self._connect_timeout_s = connect_timeout_s
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         """Open the pool; connections are made on demand."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=_KEEPALIVE_S, ssl=self._tls if self._tls is not None else True
+            ),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept-Encoding"),
@@ -241,6 +251,11 @@ def _mapped(url: EngineUrl) -> Iterator[None]:
     """Turn aiohttp's errors into router faults; their messages name the engine and never a prompt."""
     try:
         yield
+    except aiohttp.ClientConnectorCertificateError as error:
+        why = getattr(error.certificate_error, "verify_message", "") or "another name"
+        raise UpstreamConnectFailed(
+            f"The certificate of engine {url} is not trusted: {why} (setting 'upstream_ca_file')."
+        ) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise UpstreamConnectFailed(f"Engine {url} cannot be reached ({type(error).__name__}).") from error
     except TimeoutError as error:

@@ -232,14 +232,17 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(*apps, lifespan: str = "off"):
-    """Run ASGI apps on free loopback ports; yields their base URLs."""
+async def serving(
+    *apps, lifespan: str = "off", host: str = "127.0.0.1", port: int = 0, **uvicorn_options: Any
+):
+    """Run ASGI apps on loopback, on free ports unless one is given; yields their base URLs."""
+    scheme = "https" if "ssl_certfile" in uvicorn_options else "http"
     with contextlib.ExitStack() as stack:
         servers, tasks, urls = [], [], []
         for app in apps:
             sock = stack.enter_context(socket.socket(proto=socket.IPPROTO_TCP))
-            sock.bind(("127.0.0.1", 0))
-            urls.append(f"http://127.0.0.1:{sock.getsockname()[1]}")
+            sock.bind((host, port))
+            urls.append(f"{scheme}://{host}:{sock.getsockname()[1]}")
             config = uvicorn.Config(
                 app,
                 log_config=None,
@@ -247,6 +250,7 @@ async def serving(*apps, lifespan: str = "off"):
                 http="httptools",
                 ws="none",
                 timeout_graceful_shutdown=1,
+                **uvicorn_options,
             )
             servers.append(_Server(config))
             tasks.append(asyncio.ensure_future(servers[-1].serve(sockets=[sock])))

@@ -150,19 +150,25 @@ class EngineTable:
         return came_up
 
     def probe_failed(self, url: EngineUrl, role: Role) -> bool:
-        """Note that a probe failed; enough in a row take the engine down. True if this one did."""
+        """Note that a probe failed; enough in a row take the engine down. True if it counts as down with this one.
+
+        Of an engine that was never up it is told once, too: whoever mistyped its address wants to hear of it.
+        """
         engine = self._engines.get((url, role))
         if engine is None:
             return False
         engine.failures += 1
-        if engine.failures < self._probe_failures:
-            return False
-        return self._take_down(engine)
+        if engine.failures >= self._probe_failures:
+            self._take_down(engine)
+        return engine.failures == self._probe_failures
 
     def connect_failed(self, url: EngineUrl, role: Role) -> bool:
         """Note that a leg could not even connect: the engine is down until a probe passes. True if it was up."""
         engine = self._engines.get((url, role))
-        return engine is not None and self._take_down(engine)
+        if engine is None:
+            return False
+        engine.failures = max(engine.failures, self._probe_failures)
+        return self._take_down(engine)
 
     def drain(self, url: EngineUrl, *, draining: bool) -> tuple[EngineSnapshot, ...]:
         """Take an engine out of placement, or back into it, in every role; returns it as it is then, empty if unknown.

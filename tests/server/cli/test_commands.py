@@ -42,6 +42,7 @@ def test_help_lists_every_command_and_the_exit_codes():
         ["engine"],
         ["engine", "prefill"],
         ["engine", "decode"],
+        ["engine", "wait-idle"],
         ["model"],
     ],
 )
@@ -134,13 +135,22 @@ def test_a_router_without_engines_says_so():
     """Each missing side is named."""
     result = run("router")
     assert result.exit_code == 2
-    assert "prefill: at least one engine URL is needed" in result.output
+    for role in ("prefill", "decode"):
+        assert f"{role}: at least one engine is needed" in result.output
 
 
 def test_router_help_says_where_secrets_come_from():
     """Operators' options are there; secrets are variables, and no option takes one."""
     output = run("router", "--help").output
-    for word in ("--api-keys-file", "--max-in-flight", "--max-queue", "--shutdown-grace", "--log-level"):
+    operators = ("--api-keys-file", "--max-in-flight", "--max-queue", "--shutdown-grace", "--log-level")
+    for word in (
+        *operators,
+        "--engines-file",
+        "--tls-cert-file",
+        "--tls-client-ca-file",
+        "--check",
+        "--settings",
+    ):
         assert word in output
     for name in (
         "BIDIKV_ROUTER_API_KEY",
@@ -151,6 +161,66 @@ def test_router_help_says_where_secrets_come_from():
         assert name in output
     assert "--api-key " not in output
     assert "--admin-key" not in output
+
+
+def test_router_check_prints_what_is_in_effect(tmp_path):
+    """Options, variables and file put together, secrets hidden, and nothing is served."""
+    config = tmp_path / "router.toml"
+    config.write_text('admin_key = "sk-hush"\nport = 1\nmax_queue = 5\nprefill = ["http://127.0.0.1:9"]\n')
+    result = RUNNER.invoke(
+        app,
+        [
+            "router",
+            "--config",
+            str(config),
+            "--decode",
+            "dns://decode.example:9",
+            "--max-queue",
+            "6",
+            "--check",
+        ],
+        env={"BIDIKV_ROUTER_PORT": "2", "BIDIKV_SECRET": "sk-hush"},
+    )
+    assert result.exit_code == 0, result.output
+    for line in (
+        "port = 2",
+        "max_queue = 6",
+        'decode = ["dns://decode.example:9"]',
+        "# admin_key: **********",
+    ):
+        assert line in result.stdout.splitlines()
+    assert "hush" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "expected"),
+    [
+        ("--engines-file", 'decode = ["x"]', "engines_file: {path}: decode: 'x' is not an engine's base URL"),
+        ("--api-keys-file", "", "api_keys_file: {path}: must be a table"),
+        ("--tls-cert-file", "x", "tls_cert_file: {path}: "),
+        ("--engines-file", None, "engines_file: cannot read {path}"),
+        ("--tls-cert-file", None, "tls_cert_file: cannot read {path}"),
+    ],
+)
+def test_router_check_reads_every_file(tmp_path, option, text, expected):
+    """Not only the settings: also what they name, each with setting, path and key."""
+    path = tmp_path / "file"
+    if text is not None:
+        path.write_text(text)
+    engines = ["--prefill", "http://127.0.0.1:9", "--decode", "http://127.0.0.1:9"]
+    result = run("router", *engines, option, str(path), "--check")
+    assert result.exit_code == 2
+    assert "router settings: " + expected.format(path=path) in result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.output
+
+
+def test_router_settings_lists_them_all():
+    """With variable, default, unit and meaning, without any engine."""
+    result = run("router", "--settings")
+    assert result.exit_code == 0
+    assert "idle_timeout_s = 120  (seconds; BIDIKV_ROUTER_IDLE_TIMEOUT_S)" in result.output
+    assert "Between two reads of a decode leg's body." in result.output
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """The admin API: who may call it, what it shows, and what it does."""
 
 import asyncio
+import contextlib
 import hashlib
 import logging
+import sys
 import time
 
 import pytest
@@ -175,6 +177,48 @@ async def test_a_tenant_sees_only_its_own(start):
             name for name, _ in answers[1].headers.items()
         }
     assert (await cluster.client.get(f"{LIST}/{foreign}", headers=ADMIN)).status_code == 200
+
+
+async def test_a_foreign_conversation_costs_what_an_unknown_one_does(start):
+    """The router does the same for both, line by line: neither answer nor time tells a tenant which one exists."""
+    cluster = await start(api_keys=KEYS, admin_key="sk-admin")
+    await talk(cluster, "hi")
+    foreign = await talk(cluster, "hi", key="sk-bob-1")
+    alice = {"Authorization": "Bearer sk-alice-2"}
+    for method in ("GET", "DELETE", "PUT", "POST"):
+        told = []
+        for key in (foreign, UNKNOWN):
+            with traced() as lines:
+                answer = await cluster.client.request(method, f"{LIST}/{key}", headers=alice)
+            told.append((lines, answer.status_code, answer.text.replace(key, ""), sorted(answer.headers)))
+        assert told[0] == told[1]
+        assert any("find" in line for line in told[0][0]) == (method in {"GET", "DELETE"})
+    known = await cluster.client.get(f"{LIST}/{foreign}", headers=ADMIN)
+    assert known.status_code == 200
+
+
+@contextlib.contextmanager
+def traced():
+    """Lines of the admin API and of what it looks into, in the order in which they run."""
+    lines = []
+
+    def each_line(frame, event, _argument):
+        if event == "line":
+            lines.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        return each_line
+
+    def each_call(frame, _event, _argument):
+        watched = frame.f_code.co_filename.endswith(
+            ("router/admin.py", "core/history.py", "router/access.py")
+        )
+        return each_line if watched else None
+
+    before = sys.gettrace()
+    sys.settrace(each_call)
+    try:
+        yield lines
+    finally:
+        sys.settrace(before)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """Where settings come from, and how a wrong one is told."""
 
 import os
-import re
 from pathlib import Path
 
 import pytest
 
+from bidikv_server.router.effective import as_toml
+from bidikv_server.router.reference import as_markdown, sections
 from bidikv_server.router.settings import RouterSettings, SettingsError
 
 ENGINES = {"prefill": ("http://p:1",), "decode": ("http://d:1",)}
@@ -56,12 +57,30 @@ def test_frozen():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"prefill": ()}, "prefill: at least one engine URL is needed"),
-        ({"decode": "localhost"}, "decode: 'localhost' is not an engine's base URL (http://host:port)"),
         (
-            {"decode": "http://d:1/v1"},
-            "decode: 'http://d:1/v1' is not an engine's base URL (http://host:port)",
+            {"prefill": ()},
+            "prefill: at least one engine is needed: a URL, a dns:// name, or engines_file",
         ),
+        (
+            {"prefill": "", "decode": ()},
+            (
+                "prefill: at least one engine is needed: a URL, a dns:// name, or engines_file; "
+                "decode: at least one engine is needed: a URL, a dns:// name, or engines_file"
+            ),
+        ),
+        (
+            {"decode": "localhost"},
+            (
+                "decode: 'localhost' is not an engine's base URL or name "
+                "(http://host:port, dns://name:port or dns://_service._proto.name)"
+            ),
+        ),
+        ({"decode": "dns://d"}, "decode: 'dns://d' has no port: write dns://d:port"),
+        (
+            {"dns_server": "dns.local"},
+            "dns_server: 'dns.local' is no name server (10.0.0.10, 10.0.0.10:53 or [fd00::10]:53)",
+        ),
+        ({"dns_interval_s": 0}, "dns_interval_s: Input should be greater than 0"),
         ({"decode": "http://d:1,http://d:1/"}, "decode: an engine is listed twice"),
         ({"prot": 1}, "prot: unknown setting"),
         ({"port": "x"}, "port: Input should be a valid integer, unable to parse string as an integer"),
@@ -99,22 +118,56 @@ def test_bad_toml(toml, tmp_path):
 
 
 def test_every_setting_is_documented():
-    """Each one has its row in docs/router.md, with its default, and nothing else has."""
-    page = (Path(__file__).parents[3] / "docs" / "router.md").read_text(encoding="utf-8")
-    table = page.partition("## Settings")[2].partition("## Tenants")[0]
-    rows = {}
-    for row in re.findall(r"^\| (`.*) \| .* \|$", table, re.MULTILINE):
-        names, _, defaults = row.partition(" | ")
-        names = re.findall(r"`(\w+)`", names)
-        values = [value.strip("` ") for value in defaults.split(",")]
-        rows |= dict(zip(names, values * (1 if len(values) > 1 else len(names)), strict=True))
-    assert set(rows) == set(RouterSettings.model_fields)
-    shown = {None: "none", True: "true", False: "false"}
-    for name, value in RouterSettings(**ENGINES):
-        if name in {*ENGINES, "api_keys", "secret"}:
-            continue
-        plain = shown[value] if value is None or isinstance(value, bool) else value
-        assert rows[name] == (f"{plain:g}" if isinstance(plain, float) else str(plain)), name
+    """docs/settings.md is what the settings themselves say; each stands in a section, with a meaning."""
+    page = (Path(__file__).parents[3] / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert page == as_markdown(), "run: python scripts/write_settings.py"
+    rows = [row for _, section in sections() for row in section]
+    assert sorted(row.name for row in rows) == sorted(RouterSettings.model_fields)
+    assert [row.name for row in rows if not row.meaning or not row.unit] == []
+
+
+def test_the_table_of_settings():
+    """Defaults, units and kinds as a reader would write them; of secrets there is no default."""
+    rows = {row.name: row for _, section in sections() for row in section}
+    told = {name: (rows[name].default, rows[name].unit) for name in rows}
+    assert told["host"] == ("127.0.0.1", "text")
+    assert told["port"] == ("8000", "number")
+    assert told["prefill"] == ("none", "list")
+    assert told["readback"] == ("true", "true or false")
+    assert told["dns_interval_s"] == ("5", "seconds")
+    assert told["max_body_bytes"] == ("67108864", "bytes")
+    assert told["tls_cert_file"] == ("none", "file")
+    assert told["max_in_flight"] == ("none", "number")
+    assert told["log_level"] == ("info", "one of `debug`, `info`, `warning`, `error`")
+    assert told["api_keys"] == ("none", "table of secrets")
+    assert told["secret"] == told["admin_key"] == told["upstream_api_key"] == ("none", "secret")
+    assert rows["max_queue"].variable == "BIDIKV_ROUTER_MAX_QUEUE"
+
+
+def test_the_settings_in_effect_can_be_read_back(environment, toml):
+    """As a file they give the same settings, except for secrets, which are not in it."""
+    environment.setenv("BIDIKV_SECRET", "sk-side")
+    secrets = {
+        "api_key": "sk-one",
+        "admin_key": "sk-admin",
+        "upstream_api_key": "sk-up",
+        "api_keys": {"sk-a": "a"},
+    }
+    settings = RouterSettings.load(
+        toml('host = "::1"\ntls_cert_file = "a \\"b\\" \\\\ c.pem"\nreadback = false\nmax_in_flight = 7\n'),
+        **{**ENGINES, "decode": "dns://d.svc:1,https://d:2"},
+        **secrets,
+    )
+    shown = as_toml(settings)
+    assert "sk-" not in shown
+    assert "# api_keys: 1 keys of 1 tenants" in shown
+    assert "# admin_key: **********" in shown
+    assert "# engines_file: not set" in shown
+    environment.delenv("BIDIKV_SECRET")
+    again = RouterSettings.load(toml(shown))
+    hidden = {*secrets, "secret"}
+    assert again.model_dump(exclude=hidden) == settings.model_dump(exclude=hidden)
+    assert again.model_dump(include=hidden) == RouterSettings(**ENGINES).model_dump(include=hidden)
 
 
 def test_the_side_channels_secret(environment, toml):

@@ -1,5 +1,6 @@
 """Health by events, and engines that come and go."""
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -30,6 +31,15 @@ def test_health():
     assert engines.probe_passed(URL, Role.DECODE, INDEX)
     assert engines.connect_failed(URL, Role.DECODE)
     assert state(engines) == (False, (), 0)
+
+
+def test_an_engine_that_never_was_up_is_told_of_once():
+    """With the probe that makes it count as down; not again when a leg has said so already."""
+    engines = EngineTable([(URL, Role.DECODE)], probe_failures=2)
+    assert [engines.probe_failed(URL, Role.DECODE) for _ in range(4)] == [False, True, False, False]
+    engines.probe_passed(URL, Role.DECODE, INDEX)
+    assert engines.connect_failed(URL, Role.DECODE)
+    assert [engines.probe_failed(URL, Role.DECODE) for _ in range(3)] == [False, False, False]
 
 
 def test_drain():
@@ -153,14 +163,14 @@ class EnginesAgainstModel(RuleBasedStateMachine):
             model.up, model.failed = model.known, 0
             return
         model.failed += 1
-        went_down = self.engines.probe_failed(url, role)
-        assert went_down == (model.up and model.failed >= 2)
-        model.up = model.up and not went_down
+        assert self.engines.probe_failed(url, role) == (model.known and model.failed == 2)
+        model.up = model.up and model.failed < 2
 
     @rule(engine=engines_)
     def refused(self, engine):
-        assert self.engines.connect_failed(*engine) == self.model[engine].up
-        self.model[engine].up = False
+        model = self.model[engine]
+        assert self.engines.connect_failed(*engine) == model.up
+        model.up, model.failed = False, max(model.failed, 2)
 
     @rule(engine=engines_)
     def begin(self, engine):
@@ -219,3 +229,4 @@ class EnginesAgainstModel(RuleBasedStateMachine):
 
 
 TestEnginesAgainstModel = EnginesAgainstModel.TestCase
+TestEnginesAgainstModel.settings = settings(max_examples=60, deadline=None)
