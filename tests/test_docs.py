@@ -48,7 +48,7 @@ def test_links_between_documents_lead_somewhere():
     root = TESTS.parent
     broken = [
         f"{page.name}: {target}"
-        for page in [*root.glob("*.md"), *root.glob("docs/**/*.md")]
+        for page in [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("deploy/*.md")]
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
         if not (page.parent / target).exists()
     ]

@@ -61,7 +61,7 @@ def imported(path: Path) -> set[str]:
 
 
 def text_files() -> list[Path]:
-    folders = (".ci", "benchmarks", "docs", "examples", "scripts", "sdk", "server", "tests")
+    folders = (".ci", "benchmarks", "deploy", "docs", "examples", "scripts", "sdk", "server", "tests")
     nested = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     top = list(ROOT.glob("*"))
     return sorted(
