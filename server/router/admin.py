@@ -18,15 +18,16 @@ from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, 
 from bidikv_server.router.replies import headers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from bidikv_server.router.access import Access
-    from bidikv_server.router.core.conversations import ConversationTable, Turn
+    from bidikv_server.router.core.conversations import Turn
     from bidikv_server.router.core.engines import EngineTable
-    from bidikv_server.router.core.history import History, Known
+    from bidikv_server.router.core.history import Known
     from bidikv_server.router.releases import Releaser
     from bidikv_server.router.replies import Endpoint, Reply, Scope
     from bidikv_server.router.settings import RouterSettings
+    from bidikv_server.router.state.store import StateStore
 
 _log = logging.getLogger(__name__)
 PREFIX: Final = "/bidikv/v1/"
@@ -55,15 +56,15 @@ class AdminRoutes:
         settings: RouterSettings,
         *,
         engines: EngineTable,
-        table: ConversationTable,
-        history: History,
+        state: StateStore,
+        clock: Callable[[], float],
         access: Access,
         releaser: Releaser,
     ) -> None:
         self._settings = settings
         self._engines = engines
-        self._table = table
-        self._history = history
+        self._state = state
+        self._clock = clock
         self._access = access
         self._releaser = releaser
 
@@ -121,30 +122,28 @@ class AdminRoutes:
         if limit is not None and not 1 <= limit <= _MAX_PAGE:
             raise BadRequest(f"The parameter 'limit' must be from 1 to {_MAX_PAGE}.", param="limit")
         tenant = asked.get("tenant") if caller.tenant is None else caller.tenant
-        now_s = time.monotonic()
-        page, more = self._history.page(now_s, limit=limit or _PAGE, tenant=tenant, before=before)
+        page, more = await self._state.page(limit=limit or _PAGE, tenant=tenant, before=before)
+        now_s = self._clock()
         await reply.json(
             200,
             {
                 "object": "list",
-                "data": [summary(known, len(self._table.turns(known.key)), now_s) for known in page],
+                "data": [summary(known, turns, now_s) for known, turns in page],
                 "has_more": more,
-                "next_before": page[-1].stamp if more else None,
+                "next_before": page[-1][0].stamp if more else None,
             },
         )
 
     async def _explain(self, caller: _Caller, key: ConversationKey, reply: Reply) -> None:
         """GET conversations/{key}."""
-        known = self._find(caller, key)
-        now_s, wall_s = time.monotonic(), time.time()
-        await reply.json(200, explanation(known, self._table.turns(key), now_s, wall_s))
+        known = await self._find(caller, key)
+        turns = await self._state.turns(key)
+        await reply.json(200, explanation(known, turns, self._clock(), time.time()))
 
     async def _release(self, caller: _Caller, key: ConversationKey, reply: Reply) -> None:
         """DELETE conversations/{key}: forget it here at once, then tell the engines that hold it."""
-        known = self._find(caller, key)
-        turns = self._table.turns(key)
-        self._table.forget(key)
-        self._history.forget(key)
+        known = await self._find(caller, key)
+        turns = await self._state.forget(key)
         outcomes = await self._releaser.release(self._addresses(turns), key)
         _log.info(
             "conversation %s of tenant %s was released: %s",
@@ -154,9 +153,9 @@ class AdminRoutes:
         )
         await reply.json(200, {"key": key, "forgotten": True, "decode": outcomes})
 
-    def _find(self, caller: _Caller, key: ConversationKey) -> Known:
+    async def _find(self, caller: _Caller, key: ConversationKey) -> Known:
         """The conversation, if the caller may see it; a foreign one is as unknown as one that never was."""
-        known = self._history.find(key, time.monotonic(), tenant=caller.tenant)
+        known = await self._state.known(key, tenant=caller.tenant)
         if known is None:
             raise NotFound(f"There is no conversation {key}.")
         return known

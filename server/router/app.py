@@ -26,6 +26,8 @@ from bidikv_server.router.releases import Releaser
 from bidikv_server.router.replies import Endpoint, Receive, Reply, Scope, Send, headers_of
 from bidikv_server.router.responses import ResponseRoutes
 from bidikv_server.router.routes import ClientGone, Routes, read_body
+from bidikv_server.router.state.create import create_store
+from bidikv_server.router.state.store import Clock
 from bidikv_server.router.turns import TurnService
 from bidikv_server.router.upstream import EngineClient
 
@@ -64,7 +66,10 @@ class RouterApp:
             max_records=settings.max_records,
             idle_s=settings.conversation_idle_s,
         )
+        clock = Clock()
         self.metrics = RouterMetrics()
+        self._state = create_store(settings, self.table, self.history, clock, self.metrics.registry)
+        self.metrics.conversations.set_function(lambda: len(self.table))
         self._access = Access(settings)
         self._queue = TurnQueue(
             self.metrics, max_in_flight=settings.max_in_flight, max_queue=settings.max_queue
@@ -82,10 +87,9 @@ class RouterApp:
         turns = TurnService(
             settings,
             self.engines,
-            self.table,
+            self._state,
             self._client,
             self.metrics,
-            history=self.history,
             access=self._access,
             kept=kept,
         )
@@ -106,8 +110,8 @@ class RouterApp:
         self._admin = AdminRoutes(
             settings,
             engines=self.engines,
-            table=self.table,
-            history=self.history,
+            state=self._state,
+            clock=clock,
             access=self._access,
             releaser=self._releaser,
         )
@@ -179,6 +183,8 @@ class RouterApp:
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._client)
             stack.push_async_callback(self._releaser.close)
+            await self._state.open()
+            stack.push_async_callback(self._state.close)
             await self._discovery.look()
             await self._prober.probe_all()
             for background in (self._prober.run(), self._discovery.run()):

@@ -10,7 +10,7 @@ from bidikv_server.router.errors import RouterFault, UpstreamFault
 from bidikv_server.router.upstream import Answer, StreamedAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from bidikv_server.router.core.engines import Role
     from bidikv_server.router.replies import Reply
@@ -60,14 +60,14 @@ def check_answer(answer: Answer) -> None:
 
 
 async def relay(
-    answer: StreamedAnswer, reply: Reply, on_success: Callable[[], None], *, last_resort: bool
+    answer: StreamedAnswer, reply: Reply, on_success: Callable[[], Awaitable[None]], *, last_resort: bool
 ) -> str | None:
     """Pass an answer on.
 
     Args:
         answer: The engine's answer.
         reply: Where it goes.
-        on_success: Called once the engine has ended its answer well, before the client can know. A client that has
+        on_success: Awaited once the engine has ended its answer well, before the client can know. A client that has
             seen the end may hang up or send its next turn at once, and must find this one recorded.
         last_resort: Pass a stream on even if it begins with an error.
 
@@ -83,7 +83,7 @@ async def relay(
         return await _relay_events(answer, reply, on_success, last_resort=last_resort)
     whole = Answer(answer.status, answer.headers, await answer.read())
     check_answer(whole)
-    on_success()
+    await on_success()
     await reply.whole(
         whole.status, whole.headers, conceal_transfer(whole.body, drop=reply.dialect.drops_null)
     )
@@ -91,7 +91,7 @@ async def relay(
 
 
 async def _relay_events(
-    answer: StreamedAnswer, reply: Reply, on_success: Callable[[], None], *, last_resort: bool
+    answer: StreamedAnswer, reply: Reply, on_success: Callable[[], Awaitable[None]], *, last_resort: bool
 ) -> str | None:
     if not answer.first:
         raise LegFailed(UpstreamFault("The engine's stream ended before its first byte."))
@@ -101,7 +101,7 @@ async def _relay_events(
         whole = Answer(answer.status, answer.headers, await answer.read())
         raise LegFailed(UpstreamFault("The engine's stream began with an error."), whole)
     if scanner.ended_well:
-        on_success()
+        await on_success()
     last_event = reply.dialect.last_event
     holder = LastEventHolder(last_event) if last_event is not None else None
     await reply.start(answer.status, answer.headers)
@@ -133,7 +133,7 @@ async def _pump(
     scanner: SseScanner,
     holder: LastEventHolder | None,
     reply: Reply,
-    on_success: Callable[[], None],
+    on_success: Callable[[], Awaitable[None]],
 ) -> RouterFault | None:
     """Pass the rest of a stream on, chunk by chunk; what went wrong, if the client cannot see it in the stream."""
     known = scanner.ended_well
@@ -142,13 +142,13 @@ async def _pump(
             scanner.feed(chunk)
             if scanner.ended_well and not known:
                 known = True
-                on_success()
+                await on_success()
             await _write(reply, holder, chunk, scanner)
     except UpstreamFault as fault:
         return None if scanner.saw_done else fault
     scanner.end()
     if scanner.ended_well and not known:
-        on_success()
+        await on_success()
     if scanner.saw_done or scanner.saw_error:
         return None
     return UpstreamFault("The engine's stream ended early.")

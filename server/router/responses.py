@@ -106,7 +106,7 @@ class ResponseRoutes:
             if self._access.refused_by_engine(answer.status):
                 raise EngineRefusesRouter
             try:
-                await relay(answer, reply, lambda: None, last_resort=True)
+                await relay(answer, reply, _nothing, last_resort=True)
             except RefusedByEngine as refused:
                 await reply.whole(refused.answer.status, refused.answer.headers, refused.answer.body)
             except LegFailed as failed:
@@ -127,6 +127,10 @@ class ResponseRoutes:
     def _check_reachable(self, url: EngineUrl) -> None:
         if not any(engine.url == url and engine.healthy for engine in self._engines.snapshots(Role.DECODE)):
             raise ResponseUnreachable
+
+
+async def _nothing() -> None:
+    """What has ended is no turn of a conversation."""
 
 
 def began_of(request: TurnRequest) -> Callable[[bytes], bool] | None:

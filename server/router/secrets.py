@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer, SecretStr
 
@@ -47,6 +49,46 @@ class KeyDigest:
         return "KeyDigest('**********')"
 
 
+class StateUrl:
+    """Address of a Redis or Valkey server, perhaps with a password in it.
+
+    Attributes:
+        value: As it was given.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: str) -> None:
+        parts = urlsplit(value)
+        if parts.scheme not in {"redis", "rediss"} or not parts.hostname:
+            raise ValueError(
+                "is not the address of a Redis server (redis://host:port, or rediss:// over TLS)"
+            )
+        if not re.fullmatch(r"/?|/\d+", parts.path) or parts.fragment:
+            raise ValueError("names no database: the path is its number or nothing")
+        try:
+            parts.port  # noqa: B018  (raises if it is none)
+        except ValueError:
+            raise ValueError("has a port that is none") from None
+        self.value = value
+
+    def __str__(self) -> str:
+        parts = urlsplit(self.value)
+        user, at, address = parts.netloc.rpartition("@")
+        name, colon, _ = user.partition(":")
+        shown = f"{name}{':**********' if colon else ''}{at}{address}"
+        return urlunsplit((parts.scheme, shown, parts.path, "", ""))
+
+    def __repr__(self) -> str:
+        return f"StateUrl({str(self)!r})"
+
+
+def _state_url(value: Any) -> StateUrl | None:
+    if value is None or isinstance(value, StateUrl):
+        return value
+    return StateUrl(value if isinstance(value, str) else "")
+
+
 def _hidden(_value: Any) -> str:
     return "**********"
 
@@ -57,6 +99,10 @@ ComparedKey = Annotated[
     InstanceOf[KeyDigest], BeforeValidator(_digest), PlainSerializer(_hidden, when_used="unless-none")
 ]
 """Given as it is or as `sha256:` and its digest."""
+StateAddress = Annotated[
+    InstanceOf[StateUrl], BeforeValidator(_state_url), PlainSerializer(str, when_used="unless-none")
+]
+"""A server's URL, shown without its password and options."""
 ApiKeys = Annotated[
     InstanceOf[KeyRing], BeforeValidator(_keys), PlainSerializer(lambda ring: ring.counts(), return_type=dict)
 ]

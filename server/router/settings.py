@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, Setting
 
 from bidikv_server.router.core.discovery import EngineList, read_entries, read_name_server
 from bidikv_server.router.core.tenants import KeyRing
-from bidikv_server.router.secrets import ApiKeys, ComparedKey, Secret  # noqa: TC001  (pydantic reads annotations)
+from bidikv_server.router.secrets import ApiKeys, ComparedKey, Secret, StateAddress  # noqa: TC001  (pydantic reads annotations)
 from bidikv_server.wire import SECRET_VARIABLE
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ class RouterSettings(BaseSettings):
     """Turns that wait for one of them to end; the next one is refused with status 429."""
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
     """Largest request body, in bytes."""
-    max_conversations: int = Field(default=20_000, ge=1)
-    """Conversations remembered (about 1 KiB per turn); the least recently used one goes first."""
+    max_conversations: int = Field(default=100_000, ge=1)
+    """Conversations remembered (with all else that is kept about 1 KB each); the least recently used one goes first."""
     max_turns: int = Field(default=64, ge=1)
     """Turns remembered per conversation; the oldest one goes first."""
     max_records: int = Field(default=16, ge=1, le=1000)
@@ -138,6 +138,17 @@ class RouterSettings(BaseSettings):
     """Responses of the Responses API whose engine is remembered (about 500 bytes each); the oldest one goes first."""
     response_ttl_s: Seconds = 86_400.0
     """A response is forgotten after this long, in seconds."""
+
+    state_url: StateAddress | None = None
+    """Redis or Valkey server that several routers share, `redis://host:port/0` or `rediss://` over TLS; a password in it is
+    not shown. Without it each router goes by its own memory."""
+    state_password: Secret | None = None
+    """Password for that server, if `state_url` has none."""
+    state_prefix: str = Field(default="bidikv", pattern=r"^[\x21-\x7e]{1,64}$")
+    """What all keys there begin with; routers with the same one share their conversations."""
+    state_timeout_s: Seconds = 0.2
+    """For one call to that server; after one that took longer the router goes on alone for a while, in seconds."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line written."""
 

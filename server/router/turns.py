@@ -61,15 +61,14 @@ if TYPE_CHECKING:
 
     from bidikv.headers import ReuseHeader
     from bidikv_server.router.access import Access
-    from bidikv_server.router.core.conversations import ConversationTable
     from bidikv_server.router.core.engines import EngineSnapshot
-    from bidikv_server.router.core.history import History
     from bidikv_server.router.core.kept import Kept, KeptResponses
     from bidikv_server.router.core.policy import Keep
     from bidikv_server.router.core.requests import TurnRequest
     from bidikv_server.router.metrics import RouterMetrics
     from bidikv_server.router.replies import Reply
     from bidikv_server.router.settings import RouterSettings
+    from bidikv_server.router.state.store import StateStore
 
 _log = logging.getLogger(__name__)
 _SESSION = b"x-bidikv-session"
@@ -115,20 +114,18 @@ class TurnService:
         self,
         settings: RouterSettings,
         engines: EngineTable,
-        table: ConversationTable,
+        state: StateStore,
         client: EngineClient,
         metrics: RouterMetrics,
         *,
-        history: History,
         access: Access,
         kept: KeptResponses,
     ) -> None:
         self._settings = settings
         self._engines = engines
-        self._table = table
+        self._state = state
         self._client = client
         self._metrics = metrics
-        self._history = history
         self._access = access
         self._kept = kept
         self._tokens = PromptTokens(settings, metrics)
@@ -148,7 +145,7 @@ class TurnService:
         Raises:
             RouterFault: The turn could not be served and nothing was sent.
         """
-        turn = self._begin(request, passed_on, arrived_s)
+        turn = await self._begin(request, passed_on, arrived_s)
         self._metrics.identities.labels(request.identity.source).inc()
         reply.extra[_SESSION] = turn.match.key.encode()
         try:
@@ -180,8 +177,8 @@ class TurnService:
             )
             raise EngineRefusesRouter
 
-    def _begin(self, request: TurnRequest, passed_on: dict[str, str], arrived_s: float) -> _Turn:
-        match = self._table.find(request.scope, request.session, request.chain, time.monotonic())
+    async def _begin(self, request: TurnRequest, passed_on: dict[str, str], arrived_s: float) -> _Turn:
+        match = await self._state.find(request.scope, request.session, request.chain)
         if request.kept is not None and request.session is None:
             match = replace(match, key=request.kept.conversation)
         barred = self._barred(request)
@@ -329,19 +326,17 @@ class TurnService:
         first_byte_s = self._settings.first_byte_timeout_s if streamed else self._settings.decode_timeout_s
         return StreamWaits(first_byte_s, self._settings.idle_timeout_s)
 
-    def _succeeded(self, turn: _Turn, plan: RoutePlan, reuse: ReuseHeader) -> None:
+    async def _succeeded(self, turn: _Turn, plan: RoutePlan, reuse: ReuseHeader) -> None:
         """Record a turn. One that ran alone left nothing retained, so it hides no earlier turn that did."""
         turn.done = True
         self._metrics.turn_answered(reuse)
         self._metrics.placements.labels(plan.placement).inc()
         if not turn.request.recorded:
             return
-        now_s = time.monotonic()
-        record = TurnRecord.of(turn.match.digest, plan, reuse, ttft_s=turn.ttft_s, at_s=now_s)
-        self._history.record(turn.match.key, turn.request.scope, record)
-        if plan.prefill is not None or turn.match.home is None:
-            self._table.commit(turn.match, Holder(plan.decode.url, plan.decode.indexes), now_s)
-            self._metrics.conversations.set(len(self._table))
+        retained = plan.prefill is not None or turn.match.home is None
+        holder = Holder(plan.decode.url, plan.decode.indexes) if retained else None
+        record = TurnRecord.of(turn.match.digest, plan, reuse, ttft_s=turn.ttft_s, at_s=time.monotonic())
+        await self._state.commit(turn.match, turn.request.scope, record, holder)
 
     @contextlib.contextmanager
     def _leg(self, turn: _Turn, engine: EngineSnapshot, *, had_handle: bool = False) -> Iterator[None]:

@@ -10,18 +10,23 @@ Looking up reads and never consumes: a retry, a hedge and a fork may all read fr
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from array import array
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bidikv_server.router.core.ids import chain_key, session_key
+from bidikv_server.router.core.digest_index import NAME_BYTES, DigestIndex
+from bidikv_server.router.core.digests import Digest
+from bidikv_server.router.core.ids import ConversationKey, chain_key, session_key
+from bidikv_server.router.core.numbers import Numbers
+from bidikv_server.router.core.rings import Rings
+from bidikv_server.router.core.turn_memory import StoredTurn, TurnMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bidikv_server.router.core.digests import Chain, Digest
+    from bidikv_server.router.core.digests import Chain
     from bidikv_server.router.core.engines import IndexInfo
-    from bidikv_server.router.core.ids import ConversationKey, EngineUrl, Scope
+    from bidikv_server.router.core.ids import EngineUrl, Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,86 +90,105 @@ class Match:
         return self.own or self.latest
 
 
-@dataclass(slots=True)
-class _Conversation:
-    used_s: float
-    latest: Turn
-    turns: OrderedDict[Digest, Turn] = field(default_factory=OrderedDict)
+NAMELESS = Digest(b"")
+"""Digest of a turn whose prompt has no chain: it keeps its conversation's engine and is nobody's ancestor."""
 
 
 class ConversationTable:
     """Bounded memory of conversations: least recently used first out, idle ones expire.
 
-    Times are seconds on one monotonic clock of the caller.
+    Times are seconds on one clock of the caller that never goes back. Everything is in flat arrays, about a hundred bytes
+    a conversation and sixty a turn (`benchmarks/router/table.py`); `Turn` objects are made when asked for.
     """
 
     def __init__(self, *, max_conversations: int, max_turns: int, idle_s: float) -> None:
         self._max_conversations = max_conversations
         self._max_turns = max_turns
         self._idle_s = idle_s
-        self._conversations: OrderedDict[ConversationKey, _Conversation] = OrderedDict()
-        self._listed: dict[Digest, dict[ConversationKey, None]] = {}
+        self._turns = TurnMemory()
+        self._holders: Numbers[Holder] = Numbers()
+        self._keys = bytearray(NAME_BYTES)
+        self._by_key = DigestIndex(self._keys)
+        self._used_s = array("d", [0.0])
+        self._newest = array("I", [0])
+        self._counts = array("I", [0])
+        self._nameless = array("I", [0])
+        self._order = Rings()
+        self._last = 0
+        self._free: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._conversations)
+        return len(self._used_s) - 1 - len(self._free)
+
+    def __contains__(self, key: ConversationKey) -> bool:
+        return self._by_key.get(bytes.fromhex(key)) != 0
+
+    def __iter__(self) -> Iterator[ConversationKey]:
+        """Keys, the one used last at the end. The table may not change meanwhile."""
+        yield from map(self._key, self._order.forward(self._last) if self._last else ())
 
     def __repr__(self) -> str:
-        turns = sum(len(conversation.turns) for conversation in self._conversations.values())
-        return f"<ConversationTable {len(self)} conversations, {turns} turns>"
+        return f"<ConversationTable {len(self)} conversations, {len(self._turns)} turns>"
 
     def find(self, scope: Scope, session: str | None, chain: Chain, now_s: float) -> Match:
         """Place a request. Forgets what has expired, changes nothing else."""
         self.expire(now_s)
         key = session_key(scope, session) if session is not None else None
-        origin, ancestor = self._deepest(chain, key)
+        place = self._by_key.get(bytes.fromhex(key)) if key is not None else 0
+        ancestor = self._deepest(chain, place)
         if key is None:
-            key = origin or chain_key(scope, chain.whole.hex())
-        conversation = self._conversations.get(key)
+            place = self._turns.owner(ancestor) if ancestor else 0
+            key = self._key(place) if place else chain_key(scope, chain.whole.hex())
+            place = place or self._by_key.get(bytes.fromhex(key))
+        own = (
+            ancestor if ancestor and self._turns.owner(ancestor) == place else self._deepest_of(place, chain)
+        )
         return Match(
             key=key,
             digest=chain.prefixes[-1] if chain.prefixes else None,
             depth=len(chain.prefixes),
-            ancestor=ancestor,
-            own=ancestor if origin == key else _deepest_of(conversation, chain),
-            latest=conversation.latest if conversation is not None else None,
+            ancestor=self._turn(ancestor),
+            own=self._turn(own),
+            latest=self._latest(place),
         )
 
     def commit(self, match: Match, holder: Holder, now_s: float) -> None:
         """Remember a turn that ended cleanly. Until then, and if it never does, earlier turns stay as they are."""
         self.expire(now_s)
-        conversation = self._conversations.get(match.key)
-        parent = _parent(match, conversation)
-        turn = Turn(match.digest or _NAMELESS, parent, match.depth, holder)
-        if conversation is None:
-            conversation = self._conversations[match.key] = _Conversation(now_s, turn)
-        conversation.used_s, conversation.latest = now_s, turn
-        self._conversations.move_to_end(match.key)
-        self._insert(match.key, conversation, turn)
-        while len(self._conversations) > self._max_conversations:
-            self._forget(next(iter(self._conversations)))
+        place = self._by_key.get(bytes.fromhex(match.key)) or self._add(match.key)
+        self._used_s[place] = now_s
+        self._last = self._order.append(self._order.remove(self._last, place), place)
+        self._forget_nameless(place)
+        if match.digest is None:
+            self._nameless[place] = self._holders.take(holder)
+        else:
+            self._insert(place, match.digest, match, self._holders.take(holder))
+        while len(self) > self._max_conversations:
+            self._forget(self._order.oldest(self._last))
 
     def expire(self, now_s: float) -> int:
         """Forget idle conversations; returns how many."""
         forgotten = 0
-        while self._conversations:
-            key, conversation = next(iter(self._conversations.items()))
-            if now_s - conversation.used_s < self._idle_s:
+        while self._last:
+            place = self._order.oldest(self._last)
+            if now_s - self._used_s[place] < self._idle_s:
                 break
-            self._forget(key)
+            self._forget(place)
             forgotten += 1
         return forgotten
 
     def forget(self, key: ConversationKey) -> bool:
         """Forget one conversation; whether it was known. Turns of it that are under way may bring it back."""
-        if key not in self._conversations:
-            return False
-        self._forget(key)
-        return True
+        place = self._by_key.get(bytes.fromhex(key))
+        if place:
+            self._forget(place)
+        return place != 0
 
     def turns(self, key: ConversationKey) -> tuple[Turn, ...]:
         """The turns of one conversation, oldest first."""
-        conversation = self._conversations.get(key)
-        return tuple(conversation.turns.values()) if conversation is not None else ()
+        newest = self._newest[self._by_key.get(bytes.fromhex(key))]
+        found = map(self._turn, self._turns.forward(newest)) if newest else ()
+        return tuple(turn for turn in found if turn is not None)
 
     def check_integrity(self) -> None:
         """Recompute every bound and link.
@@ -172,88 +196,107 @@ class ConversationTable:
         Raises:
             AssertionError: Two views of the table disagree.
         """
-        listed = {(digest, key) for digest, keys in self._listed.items() for key in keys}
-        held = {(turn.digest, key) for key, turn in self._named_turns()}
-        assert listed == held, "prefix index and conversations disagree"  # noqa: S101
-        assert all(self._listed.values()), "empty entry in the prefix index"  # noqa: S101
+        places = list(self._order.forward(self._last)) if self._last else []
+        assert len(places) == len(set(places)) == len(self) == len(self._by_key), "conversations disagree"  # noqa: S101
+        assert all(self._by_key.get(bytes.fromhex(self._key(place))) == place for place in places), "keys"  # noqa: S101
         assert len(self) <= self._max_conversations, "too many conversations"  # noqa: S101
-        used = [conversation.used_s for conversation in self._conversations.values()]
+        used = [self._used_s[place] for place in places]
         assert used == sorted(used), "conversations are not in order of use"  # noqa: S101
-        for conversation in self._conversations.values():
-            _check_tree(conversation, self._max_turns)
+        numbers = {place: list(self._numbers(place)) for place in places}
+        self._turns.check_integrity({number for turns in numbers.values() for number in turns})
+        held = [self._turns.holder(number) for turns in numbers.values() for number in turns]
+        held += [self._nameless[place] for place in places if self._nameless[place]]
+        assert sum(self._holders.uses().values()) == len(held), "holders are miscounted"  # noqa: S101
+        for place in places:
+            assert all(self._turns.owner(number) == place for number in numbers[place]), "a foreign turn"  # noqa: S101
+            assert self._counts[place] == len(numbers[place]) <= self._max_turns, "too many turns"  # noqa: S101
+            _check_tree(self.turns(self._key(place)))
 
-    def _deepest(
-        self, chain: Chain, own: ConversationKey | None
-    ) -> tuple[ConversationKey | None, Turn | None]:
+    def _key(self, place: int) -> ConversationKey:
+        return ConversationKey(self._keys[16 * place : 16 * place + 16].hex())
+
+    def _numbers(self, place: int) -> Iterator[int]:
+        return self._turns.forward(self._newest[place]) if self._newest[place] else iter(())
+
+    def _turn(self, number: int) -> Turn | None:
+        if not number:
+            return None
+        stored = self._turns[number]
+        parent = self._turns.digest(stored.parent) if stored.parent else None
+        return Turn(stored.digest, parent, stored.depth, self._holders[stored.holder])
+
+    def _latest(self, place: int) -> Turn | None:
+        if nameless := self._nameless[place]:
+            return Turn(NAMELESS, None, 0, self._holders[nameless])
+        return self._turn(self._newest[place])
+
+    def _deepest(self, chain: Chain, place: int) -> int:
         """Deepest known prefix; at equal depth the request's own conversation, else the one used last."""
         for digest in reversed(chain.prefixes):
-            if keys := self._listed.get(digest):
-                key = own if own is not None and own in keys else next(reversed(keys))
-                return key, self._conversations[key].turns[digest]
-        return None, None
+            if found := self._turns.latest(digest):
+                return self._turns.of(self._newest[place], digest) or found
+        return 0
 
-    def _insert(self, key: ConversationKey, conversation: _Conversation, turn: Turn) -> None:
-        if turn.digest == _NAMELESS:
+    def _deepest_of(self, place: int, chain: Chain) -> int:
+        if not self._newest[place]:
+            return 0
+        known = {self._turns.digest(number): number for number in self._numbers(place)}
+        return next((known[digest] for digest in reversed(chain.prefixes) if digest in known), 0)
+
+    def _add(self, key: ConversationKey) -> int:
+        if self._free:
+            place = self._free.pop()
+        else:
+            place = len(self._used_s)
+            self._keys += bytes(NAME_BYTES)
+            self._used_s.append(0.0)
+            for numbers in (self._newest, self._counts, self._nameless):
+                numbers.append(0)
+            self._order.grow()
+        name = bytes.fromhex(key)
+        self._keys[16 * place : 16 * place + 16] = name
+        self._by_key.put(name, place)
+        self._last = self._order.append(self._last, place)
+        return place
+
+    def _insert(self, place: int, digest: Digest, match: Match, holder: int) -> None:
+        newest = self._newest[place]
+        if known := self._turns.of(newest, digest):
+            self._holders.give_back(self._turns.holder(known))
+            self._newest[place] = self._turns.renew(newest, known, holder)
             return
-        conversation.turns[turn.digest] = turn
-        conversation.turns.move_to_end(turn.digest)
-        keys = self._listed.setdefault(turn.digest, {})
-        keys.pop(key, None)
-        keys[key] = None
-        while len(conversation.turns) > self._max_turns:
-            self._trim(key, conversation)
+        # The turn to hang under, as far as it is still remembered now that this one commits.
+        parent = self._turns.of(newest, match.own.digest) if match.own is not None else 0
+        turn = StoredTurn(digest, place, parent, match.depth, holder)
+        self._newest[place] = self._turns.add(newest, turn)
+        self._counts[place] += 1
+        while self._counts[place] > self._max_turns:
+            oldest = self._turns.oldest(self._newest[place])
+            self._holders.give_back(self._turns.holder(oldest))
+            self._newest[place] = self._turns.drop(self._newest[place], oldest)
+            self._counts[place] -= 1
 
-    def _trim(self, key: ConversationKey, conversation: _Conversation) -> None:
-        """Forget the oldest turn; its children hang under its parent from now on."""
-        _, oldest = conversation.turns.popitem(last=False)
-        self._unlist(oldest.digest, key)
-        for digest, turn in conversation.turns.items():
-            if turn.parent == oldest.digest:
-                conversation.turns[digest] = replace(turn, parent=oldest.parent)
-        conversation.latest = conversation.turns.get(conversation.latest.digest, conversation.latest)
+    def _forget_nameless(self, place: int) -> None:
+        if self._nameless[place]:
+            self._holders.give_back(self._nameless[place])
+            self._nameless[place] = 0
 
-    def _forget(self, key: ConversationKey) -> None:
-        for digest in self._conversations.pop(key).turns:
-            self._unlist(digest, key)
-
-    def _unlist(self, digest: Digest, key: ConversationKey) -> None:
-        keys = self._listed[digest]
-        del keys[key]
-        if not keys:
-            del self._listed[digest]
-
-    def _named_turns(self) -> Iterator[tuple[ConversationKey, Turn]]:
-        for key, conversation in self._conversations.items():
-            for turn in conversation.turns.values():
-                yield key, turn
+    def _forget(self, place: int) -> None:
+        self._forget_nameless(place)
+        for number in self._numbers(place):
+            self._holders.give_back(self._turns.holder(number))
+        self._turns.drop_all(self._newest[place])
+        self._newest[place] = self._counts[place] = 0
+        self._by_key.remove(bytes(self._keys[16 * place : 16 * place + 16]))
+        self._last = self._order.remove(self._last, place)
+        self._free.append(place)
 
 
-_NAMELESS: Digest = b""  # type: ignore[assignment]
-"""Digest of a turn whose prompt has no chain: it keeps its conversation's engine and is nobody's ancestor."""
-
-
-def _deepest_of(conversation: _Conversation | None, chain: Chain) -> Turn | None:
-    if conversation is None:
-        return None
-    known = (conversation.turns.get(digest) for digest in reversed(chain.prefixes))
-    return next((turn for turn in known if turn is not None), None)
-
-
-def _parent(match: Match, conversation: _Conversation | None) -> Digest | None:
-    """The turn to hang under, as far as it is still remembered when this one commits."""
-    if conversation is None or match.own is None:
-        return None
-    known = conversation.turns.get(match.own.digest)
-    if known is None:
-        return None
-    return known.parent if known.digest == match.digest else known.digest
-
-
-def _check_tree(conversation: _Conversation, max_turns: int) -> None:
-    assert len(conversation.turns) <= max_turns, "too many turns"  # noqa: S101
-    for digest, turn in conversation.turns.items():
-        assert digest == turn.digest, "turn under a foreign digest"  # noqa: S101
+def _check_tree(turns: tuple[Turn, ...]) -> None:
+    named = {turn.digest: turn for turn in turns}
+    assert len(named) == len(turns), "two turns of one digest"  # noqa: S101
+    for turn in turns:
         if turn.parent is not None:
-            parent = conversation.turns.get(turn.parent)
+            parent = named.get(turn.parent)
             assert parent is not None, "turn under a forgotten parent"  # noqa: S101
             assert parent.depth < turn.depth, "turn under a deeper parent"  # noqa: S101

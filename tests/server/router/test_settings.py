@@ -86,6 +86,16 @@ def test_frozen():
         ({"port": "x"}, "port: Input should be a valid integer, unable to parse string as an integer"),
         ({"idle_timeout_s": 0}, "idle_timeout_s: Input should be greater than 0"),
         ({"default_ttl_s": 500}, "default_ttl_s (500) is above max_ttl_s (480)"),
+        (
+            {"state_url": "http://x"},
+            "state_url: is not the address of a Redis server (redis://host:port, or rediss:// over TLS)",
+        ),
+        (
+            {"state_url": "redis://:hush@x/y"},
+            "state_url: names no database: the path is its number or nothing",
+        ),
+        ({"state_url": "redis://x:99999"}, "state_url: has a port that is none"),
+        ({"state_prefix": "a b"}, "state_prefix: String should match pattern '^[\\x21-\\x7e]{1,64}$'"),
         ({"log_level": "loud"}, "log_level: Input should be 'debug', 'info', 'warning' or 'error'"),
     ],
 )
@@ -178,3 +188,16 @@ def test_the_side_channels_secret(environment, toml):
     assert "hush" not in repr(settings) + settings.model_dump_json()
     environment.delenv("BIDIKV_SECRET")
     assert RouterSettings.load(toml('secret = "file"'), **ENGINES).secret.get_secret_value() == "file"
+
+
+def test_the_shared_states_password():
+    """It may be in the URL or beside it, and shows nowhere."""
+    for url, shown in {
+        "redis://:hush@h:1/2": "redis://:**********@h:1/2",
+        "rediss://me:hush@[::1]/?ssl_ca_certs=hush": "rediss://me:**********@[::1]/",
+        "redis://h": "redis://h",
+    }.items():
+        settings = RouterSettings.load(**ENGINES, state_url=url, state_password="hush")
+        assert settings.state_url.value == url
+        assert settings.model_dump(mode="json")["state_url"] == shown
+        assert "hush" not in repr(settings) + settings.model_dump_json()
