@@ -14,11 +14,10 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bidikv_server.router.core.digest_index import NAME_BYTES, DigestIndex
 from bidikv_server.router.core.digests import Digest
-from bidikv_server.router.core.ids import ConversationKey, chain_key, session_key
+from bidikv_server.router.core.ids import chain_key, session_key
+from bidikv_server.router.core.keyed_order import KeyedOrder
 from bidikv_server.router.core.numbers import Numbers
-from bidikv_server.router.core.rings import Rings
 from bidikv_server.router.core.turn_memory import StoredTurn, TurnMemory
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from bidikv_server.router.core.digests import Chain
     from bidikv_server.router.core.engines import IndexInfo
-    from bidikv_server.router.core.ids import EngineUrl, Scope
+    from bidikv_server.router.core.ids import ConversationKey, EngineUrl, Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +106,21 @@ class ConversationTable:
         self._idle_s = idle_s
         self._turns = TurnMemory()
         self._holders: Numbers[Holder] = Numbers()
-        self._keys = bytearray(NAME_BYTES)
-        self._by_key = DigestIndex(self._keys)
+        self._order = KeyedOrder()
         self._used_s = array("d", [0.0])
         self._newest = array("I", [0])
         self._counts = array("I", [0])
         self._nameless = array("I", [0])
-        self._order = Rings()
-        self._last = 0
-        self._free: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._used_s) - 1 - len(self._free)
+        return len(self._order)
 
     def __contains__(self, key: ConversationKey) -> bool:
-        return self._by_key.get(bytes.fromhex(key)) != 0
+        return key in self._order
 
     def __iter__(self) -> Iterator[ConversationKey]:
         """Keys, the one used last at the end. The table may not change meanwhile."""
-        yield from map(self._key, self._order.forward(self._last) if self._last else ())
+        yield from map(self._order.key, self._order.forward())
 
     def __repr__(self) -> str:
         return f"<ConversationTable {len(self)} conversations, {len(self._turns)} turns>"
@@ -134,12 +129,12 @@ class ConversationTable:
         """Place a request. Forgets what has expired, changes nothing else."""
         self.expire(now_s)
         key = session_key(scope, session) if session is not None else None
-        place = self._by_key.get(bytes.fromhex(key)) if key is not None else 0
+        place = self._order.get(key) if key is not None else 0
         ancestor = self._deepest(chain, place)
         if key is None:
             place = self._turns.owner(ancestor) if ancestor else 0
-            key = self._key(place) if place else chain_key(scope, chain.whole.hex())
-            place = place or self._by_key.get(bytes.fromhex(key))
+            key = self._order.key(place) if place else chain_key(scope, chain.whole.hex())
+            place = place or self._order.get(key)
         own = (
             ancestor if ancestor and self._turns.owner(ancestor) == place else self._deepest_of(place, chain)
         )
@@ -155,22 +150,21 @@ class ConversationTable:
     def commit(self, match: Match, holder: Holder, now_s: float) -> None:
         """Remember a turn that ended cleanly. Until then, and if it never does, earlier turns stay as they are."""
         self.expire(now_s)
-        place = self._by_key.get(bytes.fromhex(match.key)) or self._add(match.key)
+        place = self._order.get(match.key) or self._add(match.key)
         self._used_s[place] = now_s
-        self._last = self._order.append(self._order.remove(self._last, place), place)
+        self._order.use(place)
         self._forget_nameless(place)
         if match.digest is None:
             self._nameless[place] = self._holders.take(holder)
         else:
             self._insert(place, match.digest, match, self._holders.take(holder))
         while len(self) > self._max_conversations:
-            self._forget(self._order.oldest(self._last))
+            self._forget(self._order.oldest)
 
     def expire(self, now_s: float) -> int:
         """Forget idle conversations; returns how many."""
         forgotten = 0
-        while self._last:
-            place = self._order.oldest(self._last)
+        while place := self._order.oldest:
             if now_s - self._used_s[place] < self._idle_s:
                 break
             self._forget(place)
@@ -179,15 +173,14 @@ class ConversationTable:
 
     def forget(self, key: ConversationKey) -> bool:
         """Forget one conversation; whether it was known. Turns of it that are under way may bring it back."""
-        place = self._by_key.get(bytes.fromhex(key))
+        place = self._order.get(key)
         if place:
             self._forget(place)
         return place != 0
 
     def turns(self, key: ConversationKey) -> tuple[Turn, ...]:
         """The turns of one conversation, oldest first."""
-        newest = self._newest[self._by_key.get(bytes.fromhex(key))]
-        found = map(self._turn, self._turns.forward(newest)) if newest else ()
+        found = map(self._turn, self._numbers(self._order.get(key)))
         return tuple(turn for turn in found if turn is not None)
 
     def check_integrity(self) -> None:
@@ -196,9 +189,8 @@ class ConversationTable:
         Raises:
             AssertionError: Two views of the table disagree.
         """
-        places = list(self._order.forward(self._last)) if self._last else []
-        assert len(places) == len(set(places)) == len(self) == len(self._by_key), "conversations disagree"  # noqa: S101
-        assert all(self._by_key.get(bytes.fromhex(self._key(place))) == place for place in places), "keys"  # noqa: S101
+        self._order.check_integrity()
+        places = list(self._order.forward())
         assert len(self) <= self._max_conversations, "too many conversations"  # noqa: S101
         used = [self._used_s[place] for place in places]
         assert used == sorted(used), "conversations are not in order of use"  # noqa: S101
@@ -210,13 +202,10 @@ class ConversationTable:
         for place in places:
             assert all(self._turns.owner(number) == place for number in numbers[place]), "a foreign turn"  # noqa: S101
             assert self._counts[place] == len(numbers[place]) <= self._max_turns, "too many turns"  # noqa: S101
-            _check_tree(self.turns(self._key(place)))
-
-    def _key(self, place: int) -> ConversationKey:
-        return ConversationKey(self._keys[16 * place : 16 * place + 16].hex())
+            _check_tree(self.turns(self._order.key(place)))
 
     def _numbers(self, place: int) -> Iterator[int]:
-        return self._turns.forward(self._newest[place]) if self._newest[place] else iter(())
+        return self._turns.forward(self._newest[place])
 
     def _turn(self, number: int) -> Turn | None:
         if not number:
@@ -244,19 +233,11 @@ class ConversationTable:
         return next((known[digest] for digest in reversed(chain.prefixes) if digest in known), 0)
 
     def _add(self, key: ConversationKey) -> int:
-        if self._free:
-            place = self._free.pop()
-        else:
-            place = len(self._used_s)
-            self._keys += bytes(NAME_BYTES)
+        place, grown = self._order.add(key)
+        if grown:
             self._used_s.append(0.0)
             for numbers in (self._newest, self._counts, self._nameless):
                 numbers.append(0)
-            self._order.grow()
-        name = bytes.fromhex(key)
-        self._keys[16 * place : 16 * place + 16] = name
-        self._by_key.put(name, place)
-        self._last = self._order.append(self._last, place)
         return place
 
     def _insert(self, place: int, digest: Digest, match: Match, holder: int) -> None:
@@ -287,9 +268,7 @@ class ConversationTable:
             self._holders.give_back(self._turns.holder(number))
         self._turns.drop_all(self._newest[place])
         self._newest[place] = self._counts[place] = 0
-        self._by_key.remove(bytes(self._keys[16 * place : 16 * place + 16]))
-        self._last = self._order.remove(self._last, place)
-        self._free.append(place)
+        self._order.remove(place)
 
 
 def _check_tree(turns: tuple[Turn, ...]) -> None:

@@ -7,16 +7,20 @@ the conversation table this decides nothing: to lose it loses explanations only.
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
+from array import array
+from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from bidikv_server.reasons import Reason
+from bidikv_server.router.core.keyed_order import KeyedOrder
+from bidikv_server.router.core.numbers import Numbers
 from bidikv_server.router.core.policy import Placement
+from bidikv_server.router.core.rings import Rings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Reversible
+    from collections.abc import Iterator
 
     from bidikv.headers import ReuseHeader
     from bidikv_server.router.core.digests import Digest
@@ -101,14 +105,6 @@ class Known:
     stamp: int
 
 
-@dataclass(slots=True)
-class _Entry:
-    tenant: str
-    model: str
-    packed: bytes
-    stamp: int
-
-
 class History:
     """Bounded memory of conversations: least recently used first out, idle ones expire.
 
@@ -120,37 +116,44 @@ class History:
         self._max_conversations = max_conversations
         self._max_bytes = max_records * _PACKED.size
         self._idle_us = int(idle_s * 1e6)
-        self._entries: OrderedDict[ConversationKey, _Entry] = OrderedDict()
-        self._of_tenant: dict[str, OrderedDict[ConversationKey, None]] = {}
+        self._order = KeyedOrder()
+        self._packed = [b""]
+        self._stamps = array("Q", [0])
+        self._scopes = array("I", [0])
+        self._names: Numbers[tuple[str, str]] = Numbers()
+        self._of_tenant = Rings()
+        self._newest: dict[str, int] = {}
         self._engines: dict[EngineUrl | None, int] = {None: _UNKNOWN}
         self._stamp = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._order)
 
     def record(self, key: ConversationKey, scope: Scope, record: TurnRecord) -> None:
         """Remember a turn that ended at `record.at_s`."""
         self.expire(record.at_s)
-        entry = self._entries.get(key)
-        if entry is None:
-            entry = self._entries[key] = _Entry(scope.tenant, scope.model, b"", 0)
+        number = self._order.get(key)
+        if number:
+            self._leave_tenant(number)
+        else:
+            number = self._add(key, scope)
         # Two turns within a microsecond keep their order.
-        self._stamp = entry.stamp = max(_microseconds(record.at_s), self._stamp + 1)
-        entry.packed = (entry.packed + self._pack(record))[-self._max_bytes :]
-        self._entries.move_to_end(key)
-        keys = self._of_tenant.setdefault(entry.tenant, OrderedDict())
-        keys[key] = None
-        keys.move_to_end(key)
-        while len(self._entries) > self._max_conversations:
-            self.forget(next(iter(self._entries)))
+        self._stamp = self._stamps[number] = max(_microseconds(record.at_s), self._stamp + 1)
+        self._packed[number] = (self._packed[number] + self._pack(record))[-self._max_bytes :]
+        self._order.use(number)
+        tenant, _ = self._names[self._scopes[number]]
+        self._newest[tenant] = self._of_tenant.append(self._newest.get(tenant, 0), number)
+        while len(self._order) > self._max_conversations:
+            self._forget(self._order.oldest)
 
     def find(self, key: ConversationKey, now_s: float, *, tenant: str | None = None) -> Known | None:
         """One conversation; None if it is not known, or is not that tenant's. Without a tenant it may be anybody's."""
         self.expire(now_s)
-        entry = self._entries.get(key)
-        if entry is None or tenant not in {None, entry.tenant}:
+        number = self._order.get(key)
+        if not number:
             return None
-        return self._known(key, entry, entry.packed)
+        known = self._known(number, self._packed[number])
+        return known if tenant in {None, known.tenant} else None
 
     def page(
         self, now_s: float, *, limit: int, tenant: str | None = None, before: int | None = None
@@ -167,56 +170,75 @@ class History:
             The page, and whether there is more after it.
         """
         self.expire(now_s)
-        keys: Reversible[ConversationKey] = (
-            self._entries if tenant is None else self._of_tenant.get(tenant, ())
+        numbers = (
+            self._order.backward()
+            if tenant is None
+            else self._of_tenant.backward(self._newest.get(tenant, 0))
         )
-        older = (
-            (key, entry)
-            for key, entry in ((key, self._entries[key]) for key in reversed(keys))
-            if before is None or entry.stamp < before
-        )
+        older = (number for number in numbers if before is None or self._stamps[number] < before)
         found = list(islice(older, limit + 1))
-        listed = tuple(self._known(key, entry, entry.packed[-_PACKED.size :]) for key, entry in found[:limit])
+        listed = tuple(self._known(number, self._packed[number][-_PACKED.size :]) for number in found[:limit])
         return listed, len(found) > limit
 
     def forget(self, key: ConversationKey) -> None:
         """Forget a conversation, if it is known."""
-        entry = self._entries.pop(key, None)
-        if entry is None:
-            return
-        keys = self._of_tenant[entry.tenant]
-        del keys[key]
-        if not keys:
-            del self._of_tenant[entry.tenant]
+        if number := self._order.get(key):
+            self._forget(number)
 
     def expire(self, now_s: float) -> None:
         """Forget idle conversations."""
         limit = _microseconds(now_s) - self._idle_us
-        while self._entries:
-            key, entry = next(iter(self._entries.items()))
-            if entry.stamp > limit:
-                return
-            self.forget(key)
+        while (number := self._order.oldest) and self._stamps[number] <= limit:
+            self._forget(number)
 
     def check_integrity(self) -> None:
         """Recompute every bound and order.
 
         Raises:
-            AssertionError: Two views of the memory disagree.
+            AssertionError: Two views of the history disagree.
         """
-        assert len(self) <= self._max_conversations, "too many conversations"  # noqa: S101
-        stamps = [entry.stamp for entry in self._entries.values()]
-        assert stamps == sorted(set(stamps)), "conversations are not in order of use"  # noqa: S101
-        owned = {key: tenant for tenant, keys in self._of_tenant.items() for key in keys}
-        assert owned == {key: entry.tenant for key, entry in self._entries.items()}, "tenants disagree"  # noqa: S101
-        assert all(self._of_tenant.values()), "a tenant without conversations"  # noqa: S101
-        for keys in self._of_tenant.values():
-            order = [self._entries[key].stamp for key in keys]
-            assert order == sorted(order), "a tenant's conversations are not in order of use"  # noqa: S101
-        assert all(0 < len(e.packed) <= self._max_bytes for e in self._entries.values()), "records"  # noqa: S101
+        self._order.check_integrity()
+        numbers = list(self._order.forward())
+        assert len(numbers) <= self._max_conversations, "too many conversations"  # noqa: S101
+        assert _ascend(self._stamps[number] for number in numbers), "not in order of use"  # noqa: S101
+        scopes = {number: self._names[self._scopes[number]] for number in numbers}
+        assert self._names.uses() == Counter(scopes.values()), "scopes are miscounted"  # noqa: S101
+        owned = {tenant: list(self._of_tenant.forward(newest)) for tenant, newest in self._newest.items()}
+        assert all(owned.values()), "a tenant without conversations"  # noqa: S101
+        tenants = sorted((number, tenant) for tenant, of_tenant in owned.items() for number in of_tenant)
+        assert tenants == sorted((n, tenant) for n, (tenant, _) in scopes.items()), "tenants"  # noqa: S101
+        for of_tenant in owned.values():
+            assert _ascend(self._stamps[number] for number in of_tenant), "a tenant's order of use"  # noqa: S101
+        assert all(0 < len(self._packed[number]) <= self._max_bytes for number in numbers), "records"  # noqa: S101
 
-    def _known(self, key: ConversationKey, entry: _Entry, packed: bytes) -> Known:
-        return Known(key, entry.tenant, entry.model, tuple(self._unpack(packed)), entry.stamp)
+    def _add(self, key: ConversationKey, scope: Scope) -> int:
+        number, grown = self._order.add(key)
+        if grown:
+            self._packed.append(b"")
+            self._stamps.append(0)
+            self._scopes.append(0)
+            self._of_tenant.grow()
+        self._scopes[number] = self._names.take((scope.tenant, scope.model))
+        return number
+
+    def _forget(self, number: int) -> None:
+        self._leave_tenant(number)
+        self._names.give_back(self._scopes[number])
+        self._packed[number] = b""
+        self._order.remove(number)
+
+    def _leave_tenant(self, number: int) -> None:
+        tenant, _ = self._names[self._scopes[number]]
+        newest = self._of_tenant.remove(self._newest[tenant], number)
+        if newest:
+            self._newest[tenant] = newest
+        else:
+            del self._newest[tenant]
+
+    def _known(self, number: int, packed: bytes) -> Known:
+        tenant, model = self._names[self._scopes[number]]
+        records = tuple(self._unpack(packed))
+        return Known(self._order.key(number), tenant, model, records, self._stamps[number])
 
     def _pack(self, record: TurnRecord) -> bytes:
         return _PACKED.pack(
@@ -264,6 +286,11 @@ def _counts(record: TurnRecord) -> tuple[int | None, ...]:
         record.computed_tokens,
         record.diverged_at_token,
     )
+
+
+def _ascend(stamps: Iterator[int]) -> bool:
+    values = list(stamps)
+    return values == sorted(values)
 
 
 def _microseconds(at_s: float) -> int:

@@ -44,7 +44,7 @@ class Rings:
         return older if number == newest else newest
 
     def oldest(self, newest: int) -> int:
-        """The other end of an order."""
+        """The other end of an order; 0 of the empty one."""
         return self._newer[newest]
 
     def older(self, newest: int, number: int) -> int:

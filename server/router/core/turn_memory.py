@@ -122,16 +122,15 @@ class TurnMemory:
     def drop(self, newest: int, number: int) -> int:
         """Forget a turn; its children hang under its parent from now on. Returns its conversation's newest one then."""
         newest = self._order.remove(newest, number)
-        if newest:
-            for other in self._order.forward(newest):
-                if self._parents[other] == number:
-                    self._parents[other] = self._parents[number]
+        for other in self._order.forward(newest):
+            if self._parents[other] == number:
+                self._parents[other] = self._parents[number]
         self._release(number)
         return newest
 
     def drop_all(self, newest: int) -> None:
         """Forget a whole conversation's turns."""
-        for number in tuple(self._order.forward(newest)) if newest else ():
+        for number in tuple(self._order.forward(newest)):
             self._release(number)
 
     def oldest(self, newest: int) -> int:

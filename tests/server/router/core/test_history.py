@@ -29,7 +29,7 @@ RECORD = TurnRecord(
     at_s=1.0,
 )
 SCOPE = Scope("t", "m")
-KEY = ConversationKey("k")
+KEY = ConversationKey(fingerprint("k"))
 
 
 def history(**bounds) -> History:
@@ -105,12 +105,12 @@ def test_pages():
     """Newest first; a page goes on where the last one ended, also when conversations are used meanwhile."""
     known = history()
     for number in range(5):
-        known.record(ConversationKey(str(number)), SCOPE, RECORD)
+        known.record(ConversationKey(str(number) * 32), SCOPE, RECORD)
     page, more = known.page(1.0, limit=2)
-    assert ([found.key for found in page], more) == (["4", "3"], True)
-    known.record(ConversationKey("1"), SCOPE, RECORD)
+    assert ([found.key[0] for found in page], more) == (["4", "3"], True)
+    known.record(ConversationKey("1" * 32), SCOPE, RECORD)
     page, more = known.page(1.0, limit=2, tenant="t", before=page[-1].stamp)
-    assert ([found.key for found in page], more) == (["2", "0"], False)
+    assert ([found.key[0] for found in page], more) == (["2", "0"], False)
 
 
 @pytest.mark.parametrize("tenants", [1, 2000])
@@ -137,7 +137,7 @@ def test_memory(tenants):
 class HistoryAgainstModel(RuleBasedStateMachine):
     """Any mix of turns, releases, tenants and idle time, with small bounds."""
 
-    keys = st.sampled_from("abcde").map(ConversationKey)
+    keys = st.sampled_from("abcde").map(lambda name: ConversationKey(name * 32))
 
     def __init__(self):
         super().__init__()
