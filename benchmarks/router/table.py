@@ -25,7 +25,7 @@ from bidikv_server.router.core.conversations import ConversationTable, Holder
 from bidikv_server.router.core.digests import Chain, Digest
 from bidikv_server.router.core.engines import IndexInfo
 from bidikv_server.router.core.history import History, TurnRecord
-from bidikv_server.router.core.ids import EngineUrl, Scope
+from bidikv_server.router.core.ids import EngineUrl, Scope, session_key
 from bidikv_server.router.core.policy import Placement
 
 TIMED = 20_000
@@ -72,12 +72,11 @@ class Memory:
         self.table.commit(match, HOLDERS[conversation % 8], self.now_s)
 
     def record(self, conversation: int, turn: int) -> None:
-        """Find a turn's place and record what became of it."""
+        """Record what became of a turn."""
         self.now_s += 1e-5
         scope = scope_of(conversation)
-        match = self.table.find(scope, f"session-{conversation}", prompt(conversation, turn), self.now_s)
-        engine = HOLDERS[conversation % 8].engine
-        self.history.record(match.key, scope, record(match.digest or b"", engine, self.now_s))
+        key, engine = session_key(scope, f"session-{conversation}"), HOLDERS[conversation % 8].engine
+        self.history.record(key, scope, record(turn.to_bytes(16, "big"), engine, self.now_s))
 
     def timed(self, conversation: int, turn: int) -> float:
         """The same turn, timed; in seconds."""

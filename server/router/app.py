@@ -13,7 +13,6 @@ from bidikv_server.router.admin import PREFIX, AdminRoutes
 from bidikv_server.router.core.conversations import ConversationTable
 from bidikv_server.router.core.engines import EngineTable
 from bidikv_server.router.core.history import History
-from bidikv_server.router.core.kept import KeptResponses
 from bidikv_server.router.core.paths import TURN_PATHS
 from bidikv_server.router.dialects import dialect_of
 from bidikv_server.router.discovery import Discovery
@@ -82,7 +81,6 @@ class RouterApp:
             interval_s=settings.probe_interval_s,
             timeout_s=settings.probe_timeout_s,
         )
-        kept = KeptResponses(max_responses=settings.max_responses, ttl_s=settings.response_ttl_s)
         self._discovery = Discovery(settings, self.engines, self._prober)
         turns = TurnService(
             settings,
@@ -91,10 +89,9 @@ class RouterApp:
             self._client,
             self.metrics,
             access=self._access,
-            kept=kept,
         )
         self._responses = ResponseRoutes(
-            settings, engines=self.engines, client=self._client, access=self._access, kept=kept
+            settings, engines=self.engines, client=self._client, access=self._access, state=self._state
         )
         routes = Routes(
             settings,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -30,10 +29,11 @@ if TYPE_CHECKING:
     from bidikv_server.router.access import Access
     from bidikv_server.router.core.engines import EngineTable
     from bidikv_server.router.core.ids import EngineUrl
-    from bidikv_server.router.core.kept import Kept, KeptResponses
+    from bidikv_server.router.core.kept import Kept
     from bidikv_server.router.core.requests import TurnRequest
     from bidikv_server.router.replies import Endpoint, Reply, Scope
     from bidikv_server.router.settings import RouterSettings
+    from bidikv_server.router.state.store import StateStore
     from bidikv_server.router.upstream import EngineClient
 
 _ONE: Final = re.compile(rf"{re.escape(RESPONSES_PATH)}/([A-Za-z0-9_-]{{1,128}})(/cancel)?")
@@ -50,15 +50,15 @@ class ResponseRoutes:
         engines: EngineTable,
         client: EngineClient,
         access: Access,
-        kept: KeptResponses,
+        state: StateStore,
     ) -> None:
         self._settings = settings
         self._engines = engines
         self._client = client
         self._access = access
-        self._kept = kept
+        self._state = state
 
-    def place(self, request: TurnRequest) -> TurnRequest:
+    async def place(self, request: TurnRequest) -> TurnRequest:
         """The request with a name for its answer, and with the place of the response that it goes on from.
 
         Names are the router's: an engine keeps responses by them, and a client that chose one could write over another's.
@@ -72,7 +72,7 @@ class ResponseRoutes:
         previous = request.previous_response
         if previous is None:
             return named
-        kept = self._find(request.scope.tenant, previous)
+        kept = await self._find(request.scope.tenant, previous)
         return continued(named, kept, normalise=self._settings.normalise_history)
 
     def endpoints(self, path: str) -> dict[str, Endpoint] | None:
@@ -93,7 +93,7 @@ class ResponseRoutes:
 
     async def _pass_on(self, scope: Scope, reply: Reply, *, query: str, body: bytes | None) -> None:
         headers = headers_of(scope)
-        kept = self._find(self._tenant(headers), _response_id(scope))
+        kept = await self._find(self._tenant(headers), _response_id(scope))
         self._check_reachable(kept.engine)
         waits = StreamWaits(self._settings.decode_timeout_s, self._settings.idle_timeout_s)
         async with self._client.stream(
@@ -118,8 +118,8 @@ class ResponseRoutes:
         tenant = self._access.tenant(headers)
         return tenant_of(credential_of(headers)) if tenant is None else tenant
 
-    def _find(self, tenant: str, response_id: str) -> Kept:
-        kept = self._kept.find(tenant, response_id, time.monotonic())
+    async def _find(self, tenant: str, response_id: str) -> Kept:
+        kept = await self._state.response(tenant, response_id)
         if kept is None or not any(e.url == kept.engine for e in self._engines.snapshots(Role.DECODE)):
             raise UnknownResponse(response_id)
         return kept

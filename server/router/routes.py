@@ -66,7 +66,7 @@ class Routes:
                 )
             except InvalidRequest as invalid:
                 raise BadRequest(str(invalid), param=invalid.param) from invalid
-            request = self._responses.place(request)
+            request = await self._responses.place(request)
             passed_on = {**self._access.engine_headers(headers), "X-Request-Id": request_id}
             with self._metrics.in_flight.track_inprogress():
                 await self._turns.serve(request, passed_on, reply, arrived_s=arrived_s)

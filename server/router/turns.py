@@ -34,6 +34,7 @@ from bidikv_server.router.core.conversations import Holder, Match
 from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.history import TurnRecord
 from bidikv_server.router.core.ids import salt_of
+from bidikv_server.router.core.kept import Kept
 from bidikv_server.router.core.paths import MESSAGES_PATH
 from bidikv_server.router.core.policy import (
     Excluded,
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from bidikv.headers import ReuseHeader
     from bidikv_server.router.access import Access
     from bidikv_server.router.core.engines import EngineSnapshot
-    from bidikv_server.router.core.kept import Kept, KeptResponses
     from bidikv_server.router.core.policy import Keep
     from bidikv_server.router.core.requests import TurnRequest
     from bidikv_server.router.metrics import RouterMetrics
@@ -119,7 +119,6 @@ class TurnService:
         metrics: RouterMetrics,
         *,
         access: Access,
-        kept: KeptResponses,
     ) -> None:
         self._settings = settings
         self._engines = engines
@@ -127,7 +126,6 @@ class TurnService:
         self._client = client
         self._metrics = metrics
         self._access = access
-        self._kept = kept
         self._tokens = PromptTokens(settings, metrics)
         self._retention = Retention(settings.default_ttl_s, settings.max_ttl_s)
 
@@ -298,7 +296,7 @@ class TurnService:
                 began=began_of(turn.request),
             ) as answer:
                 if answer.status == 200:
-                    self._kept.keep_answer(turn.request, plan.decode.url, turn.match.key, time.monotonic())
+                    self._keep_response(turn, plan)
                     turn.ttft_s = time.monotonic() - turn.started_s
                     self._metrics.ttft_seconds.observe(turn.ttft_s)
                 failure = await relay(
@@ -320,6 +318,13 @@ class TurnService:
             plan.placement,
             time.monotonic() - turn.started_s,
         )
+
+    def _keep_response(self, turn: _Turn, plan: RoutePlan) -> None:
+        """Remember where the answer is, if the client may come back to it."""
+        request = turn.request
+        if request.response_id is not None and request.stored:
+            kept = Kept(plan.decode.url, turn.match.key, request.chain.whole)
+            self._state.keep_response(request.scope.tenant, request.response_id, kept)
 
     def _waits(self, turn: _Turn) -> StreamWaits:
         streamed = bool(turn.request.body.get("stream"))

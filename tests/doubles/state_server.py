@@ -35,13 +35,17 @@ class StateProcess:
     options: tuple[str, ...] = ()
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
+    _clients: list[redis.Redis] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def client(self, **options) -> redis.Redis:
-        return redis.Redis(port=self.port, **options)
+    def client(self) -> redis.Redis:
+        """A client of the server, the same one each time."""
+        if not self._clients:
+            self._clients.append(redis.Redis(port=self.port))
+        return self._clients[0]
 
     def start(self) -> None:
         command = [
@@ -61,6 +65,8 @@ class StateProcess:
                 time.sleep(0.01)
 
     def kill(self) -> None:
+        for client in self._clients:
+            client.close()
         if self.process is not None:
             self.process.kill()
             self.process.wait()

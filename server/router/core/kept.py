@@ -15,7 +15,6 @@ from bidikv_server.router.core.ids import fingerprint
 if TYPE_CHECKING:
     from bidikv_server.router.core.digests import Digest
     from bidikv_server.router.core.ids import ConversationKey, EngineUrl
-    from bidikv_server.router.core.requests import TurnRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +57,6 @@ class KeptResponses:
         self._entries.move_to_end(name)
         while len(self._entries) > self._max_responses:
             self._entries.popitem(last=False)
-
-    def keep_answer(
-        self, request: TurnRequest, engine: EngineUrl, conversation: ConversationKey, now_s: float
-    ) -> None:
-        """Remember the answer that an engine gives to a request, if the client may come back to it."""
-        if request.response_id is not None and request.stored:
-            kept = Kept(engine, conversation, request.chain.whole)
-            self.keep(request.scope.tenant, request.response_id, kept, now_s)
 
     def find(self, tenant: str, response_id: str, now_s: float) -> Kept | None:
         """Where a response of this tenant is; None if it is not known. Forgets what has expired."""

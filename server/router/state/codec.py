@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import struct
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -17,7 +18,8 @@ from bidikv_server.router.core.conversations import NAMELESS, Holder, Match, Tur
 from bidikv_server.router.core.digests import Digest
 from bidikv_server.router.core.engines import IndexInfo
 from bidikv_server.router.core.history import Known, TurnRecord
-from bidikv_server.router.core.ids import ConversationKey, EngineUrl
+from bidikv_server.router.core.ids import ConversationKey, EngineUrl, fingerprint
+from bidikv_server.router.core.kept import Kept
 from bidikv_server.router.core.policy import Placement
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from bidikv_server.router.core.ids import Scope
 
 _RECORD: Final = struct.Struct(">16sI16sI")
+_NAME: Final = re.compile(r"[0-9a-f]{32}")
 _NONE: Final = bytes(16)
 _MAX_TEXT: Final = 4096
 V = TypeVar("V")
@@ -191,6 +194,31 @@ def write_told(scope: Scope, record: TurnRecord) -> bytes:
         record.at_s,
     ]
     return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def response_name(tenant: str, response_id: str) -> bytes:
+    """Name of a response: each tenant has its own."""
+    return bytes.fromhex(fingerprint("response", tenant, response_id))
+
+
+def write_kept(kept: Kept) -> bytes:
+    """Where a response is, as JSON."""
+    return json.dumps([kept.engine, kept.conversation, kept.digest.hex()], separators=(",", ":")).encode()
+
+
+def read_kept(data: Any) -> Kept:
+    """Where a response is.
+
+    Raises:
+        BadValue: It does not say.
+    """
+    fields = _json(data)
+    if len(fields) != 3 or not all(type(field) is str for field in fields):
+        raise BadValue("response of another shape")
+    engine, conversation, digest = fields
+    if not (_NAME.fullmatch(conversation) and _NAME.fullmatch(digest)):
+        raise BadValue("response of no conversation")
+    return Kept(EngineUrl(engine), ConversationKey(conversation), Digest(bytes.fromhex(digest)))
 
 
 def expect(value: Any, kind: type[V]) -> V:

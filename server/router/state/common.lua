@@ -6,6 +6,7 @@
 --   h:<holder's name> holder as JSON
 --   r:<conversation>  list of what became of the last turns, as JSON, oldest first
 --   x:<conversation>  it was released, and has had no turn since
+--   k:<response>      where a response is, as JSON; y lists them by time
 --   z, z:<tenant>     sorted sets: conversation by the time of its last turn
 --
 -- A record is 40 bytes: holder's name (16), depth (4), parent's digest or zeros (16), number in order of commits (4).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bidikv_server.router.core.kept import KeptResponses
 from bidikv_server.router.settings import SettingsError
 from bidikv_server.router.state.memory import MemoryStore
 
@@ -30,7 +31,8 @@ def create_store(
     Raises:
         SettingsError: The package for it is missing, or the URL has an option that is none.
     """
-    memory = MemoryStore(table, history, clock)
+    kept = KeptResponses(max_responses=settings.max_responses, ttl_s=settings.response_ttl_s)
+    memory = MemoryStore(table, history, kept, clock)
     if settings.state_url is None:
         return memory
     try:
@@ -53,10 +55,4 @@ def create_store(
     except (TypeError, ValueError) as error:
         raise SettingsError(f"state_url: {error}") from None
     metrics = StateMetrics(registry)
-    bounds = Bounds(
-        max_conversations=settings.max_conversations,
-        max_turns=settings.max_turns,
-        max_records=settings.max_records,
-        idle_s=settings.conversation_idle_s,
-    )
-    return SharedStore(memory, Circuit(server, metrics), metrics, bounds=bounds, clock=clock)
+    return SharedStore(memory, Circuit(server, metrics), metrics, bounds=Bounds(settings), clock=clock)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bidikv_server.router.core.digests import Chain
     from bidikv_server.router.core.history import History, Known, TurnRecord
     from bidikv_server.router.core.ids import ConversationKey, Scope
+    from bidikv_server.router.core.kept import Kept, KeptResponses
 
 
 _SWEEP_S: Final = 0.2
@@ -23,11 +24,14 @@ _SWEEP_S: Final = 0.2
 
 
 class MemoryStore:
-    """A conversation table and a history on one clock; implements `StateStore`."""
+    """A conversation table, a history and the responses that engines keep, on one clock; implements `StateStore`."""
 
-    def __init__(self, table: ConversationTable, history: History, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, table: ConversationTable, history: History, kept: KeptResponses, clock: Callable[[], float]
+    ) -> None:
         self.table = table
         self.history = history
+        self._kept = kept
         self._clock = clock
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -48,6 +52,7 @@ class MemoryStore:
             now_s = self._clock()
             self.table.expire(now_s)
             self.history.expire(now_s)
+            self._kept.expire(now_s)
 
     async def find(self, scope: Scope, session: str | None, chain: Chain) -> Match:
         """Place a request."""
@@ -80,3 +85,11 @@ class MemoryStore:
         self.table.forget(key)
         self.history.forget(key)
         return turns
+
+    def keep_response(self, tenant: str, response_id: str, kept: Kept) -> None:
+        """Remember where a response is."""
+        self._kept.keep(tenant, response_id, kept, self._clock())
+
+    async def response(self, tenant: str, response_id: str) -> Kept | None:
+        """Where a response of this tenant is."""
+        return self._kept.find(tenant, response_id, self._clock())

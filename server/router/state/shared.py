@@ -15,8 +15,11 @@ from bidikv_server.router.state.codec import (
     Reader,
     expect,
     holder_name,
+    read_kept,
     read_match,
+    response_name,
     write_holder,
+    write_kept,
     write_told,
 )
 from bidikv_server.router.state.connection import Script
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from bidikv_server.router.core.digests import Chain
     from bidikv_server.router.core.history import Known, TurnRecord
     from bidikv_server.router.core.ids import ConversationKey, Scope
+    from bidikv_server.router.core.kept import Kept
+    from bidikv_server.router.settings import RouterSettings
     from bidikv_server.router.state.memory import MemoryStore
     from bidikv_server.router.state.metrics import StateMetrics
 
@@ -47,14 +52,18 @@ class Bounds:
         max_conversations: Conversations.
         max_turns: Turns of each.
         max_records: Of those, how many it tells about.
+        max_responses: Responses that engines keep.
+        response_ttl_ms: How long each is remembered, in milliseconds.
         idle_ms: Without a turn for so long, a conversation is forgotten; in milliseconds.
     """
 
-    def __init__(self, *, max_conversations: int, max_turns: int, max_records: int, idle_s: float) -> None:
-        self.max_conversations = max_conversations
-        self.max_turns = max_turns
-        self.max_records = max_records
-        self.idle_ms = max(1, round(idle_s * 1000))
+    def __init__(self, settings: RouterSettings) -> None:
+        self.max_conversations = settings.max_conversations
+        self.max_turns = settings.max_turns
+        self.max_records = settings.max_records
+        self.max_responses = settings.max_responses
+        self.response_ttl_ms = max(1, round(settings.response_ttl_s * 1000))
+        self.idle_ms = max(1, round(settings.conversation_idle_s * 1000))
 
 
 class SharedStore:
@@ -78,10 +87,9 @@ class SharedStore:
         self._metrics = metrics
         self._bounds = bounds
         self._clock = clock
-        self._writing: set[asyncio.Task[Any]] = set()
-        self._find, self._commit, self._forget, self._explain, self._page = map(
-            Script, ("find", "commit", "forget", "explain", "page")
-        )
+        self._writing: set[asyncio.Future[Any]] = set()
+        self._find, self._commit, self._forget = map(Script, ("find", "commit", "forget"))
+        self._explain, self._page, self._keep, self._kept = map(Script, ("explain", "page", "keep", "kept"))
 
     async def open(self) -> None:
         """Look whether the server is there. If it is not, the router starts all the same."""
@@ -196,11 +204,41 @@ class SharedStore:
             return own
         return tuple({turn.digest: turn for turn in (*own, *found)}.values())
 
+    def keep_response(self, tenant: str, response_id: str, kept: Kept) -> None:
+        """Remember where a response is, here at once and on the server soon: nobody can name it before it has begun."""
+        self._memory.keep_response(tenant, response_id, kept)
+        self._begin_write(
+            "keep",
+            self._keep,
+            response_name(tenant, response_id),
+            write_kept(kept),
+            int(self._clock() * 1e6),
+            self._bounds.response_ttl_ms,
+            self._bounds.max_responses,
+        )
+
+    async def response(self, tenant: str, response_id: str) -> Kept | None:
+        """Where a response of this tenant is; the server is asked only for what this router does not know."""
+        own = await self._memory.response(tenant, response_id)
+        if own is not None:
+            return own
+        answer = await self._circuit.read("kept", self._kept, response_name(tenant, response_id))
+        if answer is None or answer == b"":
+            return None
+        try:
+            return read_kept(answer)
+        except BadValue as error:
+            self._doubt(1, error)
+            return None
+
     async def _write(self, name: str, script: Script, *arguments: bytes | str | float) -> Any:
+        return await asyncio.shield(self._begin_write(name, script, *arguments))
+
+    def _begin_write(self, name: str, script: Script, *arguments: bytes | str | float) -> asyncio.Future[Any]:
         task = asyncio.ensure_future(self._circuit.write(Write(name, script, arguments)))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
-        return await asyncio.shield(task)
+        return task
 
     async def _explained(self, key: ConversationKey) -> tuple[Known | None, tuple[Turn, ...]] | None:
         answer = await self._circuit.read("explain", self._explain, bytes.fromhex(key))

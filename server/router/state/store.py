@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from bidikv_server.router.core.digests import Chain
     from bidikv_server.router.core.history import Known, TurnRecord
     from bidikv_server.router.core.ids import ConversationKey, Scope
+    from bidikv_server.router.core.kept import Kept
 
 
 class Page(NamedTuple):
@@ -57,6 +58,12 @@ class StateStore(Protocol):
 
     async def forget(self, key: ConversationKey) -> tuple[Turn, ...]:
         """Forget a conversation; returns its turns. One that is under way brings it back when it ends."""
+
+    def keep_response(self, tenant: str, response_id: str, kept: Kept) -> None:
+        """Remember where a response is. Waits for nothing."""
+
+    async def response(self, tenant: str, response_id: str) -> Kept | None:
+        """Where a response of this tenant is; None if it is not known."""
 
 
 class Clock:

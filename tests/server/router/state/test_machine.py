@@ -63,7 +63,6 @@ class SharedAgainstTable(RuleBasedStateMachine):
             assert router.up
             self.call(router.store.close())
         self.runner.close()
-        self.client.close()
 
     @rule(which=st.integers(0, 1), scope=scopes, session=sessions, contents=contents)
     def begin(self, which, scope, session, contents):

@@ -11,7 +11,8 @@ from bidikv_server.router.core.conversations import Holder
 from bidikv_server.router.core.digests import Chain, Digest, chain
 from bidikv_server.router.core.engines import IndexInfo
 from bidikv_server.router.core.history import TurnRecord
-from bidikv_server.router.core.ids import EngineUrl, Scope
+from bidikv_server.router.core.ids import ConversationKey, EngineUrl, Scope
+from bidikv_server.router.core.kept import Kept
 from bidikv_server.router.core.policy import Placement
 
 from .conftest import SCOPE, prompt
@@ -217,3 +218,25 @@ async def test_scripts_are_sent_once(server, routers):
     server.client().script_flush()
     assert (await router.store.find(SCOPE, "s", prompt("a"))).own is not None
     assert router.up
+
+
+async def test_responses_that_engines_keep(server, routers):
+    """A response is found by the next router too, and by its tenant alone; the oldest go first."""
+    one, two = await routers(server.url, max_responses=2), await routers(server.url)
+    kept = Kept(EngineUrl("http://a"), ConversationKey("ab" * 16), Digest(b"0123456789abcdef"))
+    one.store.keep_response("t", "resp_1", kept)
+    assert await one.store.response("t", "resp_1") == kept
+    await eventually(lambda: server.client().keys("*:k:*"))
+    assert await two.store.response("t", "resp_1") == kept
+    assert await two.store.response("u", "resp_1") is None
+    assert await two.store.response("t", "resp_2") is None
+    (key,) = server.client().keys("*:k:*")
+    for odd in (b"", b"[]", b"[1,2,3]", b'["a","b","c"]', b"x" * 5000):
+        server.client().set(key, odd)
+        assert await two.store.response("t", "resp_1") is None
+    assert two.metric("bad_values_total") == 4
+    for number in range(2, 5):
+        one.store.keep_response("t", f"resp_{number}", kept)
+        await eventually(lambda number=number: server.client().zcard("bidikv:1:y") == min(number, 2))
+    assert len(server.client().keys("*:k:*")) == 2
+    assert one.up
