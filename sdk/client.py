@@ -1,4 +1,4 @@
-"""`OpenAI` and `AsyncOpenAI` that say which conversation each call belongs to.
+"""The OpenAI clients, which say of each call which conversation it belongs to and keep its history as the model wrote it.
 
 Real subclasses: everything of the OpenAI client works and is typed as before. Requests are touched in `request`, which
 runs once per logical call; retries repeat what was decided there.
@@ -6,119 +6,107 @@ runs once per logical call; retries repeat what was decided there.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import openai
 
+from bidikv import calls, links
 from bidikv.conversations import Conversation
-from bidikv.identity import Identity, headers_for, is_generation, resolve
-from bidikv.reuse import TurnReport, remember, reuse_in, turn_of, watch_stream
+from bidikv.environment import options_from
+from bidikv.explain import Explanation, explain_locally, explain_with
+from bidikv.identity import is_generation
+from bidikv.options import OURS, AzureOptions, BidiKVOptions, OpenAIOptions, Settings, split
+from bidikv.reuse import TurnReport, remember, turn_of
 
 if TYPE_CHECKING:
-    from typing import Self, Unpack
+    from typing import Self, TypeVar, Unpack
 
-    from bidikv.conversations import Key
+    from bidikv.hints import Kind
+    from bidikv.ids import Key
+    from bidikv.retry import RetryPolicy
 
-
-class ClientOptions(TypedDict, total=False):
-    """Arguments that the OpenAI client itself takes; those it has beyond these are passed on just the same."""
-
-    api_key: str | Callable[[], str] | Callable[[], Awaitable[str]] | None
-    organization: str | None
-    project: str | None
-    base_url: Any
-    timeout: Any
-    max_retries: int
-    default_headers: Mapping[str, str] | None
-    default_query: Mapping[str, object] | None
-    http_client: Any
+    ClientT = TypeVar("ClientT", bound="openai.OpenAI | openai.AsyncOpenAI")
 
 
-class _BidiMixin:
-    """What both clients share. Holds no per-call state, so one client serves any number of conversations."""
+class _Shared:
+    """What all clients share. Holds no per-call state, so one client serves any number of conversations."""
 
-    _conversation: Conversation | None
-    _readback: bool
+    _bidikv: Settings
 
     if TYPE_CHECKING:
 
         @property
         def default_headers(self) -> Any: ...
 
+    def __init__(self, **options: Any) -> None:
+        settings, theirs = split(options)
+        super().__init__(**theirs)
+        self._bidikv = settings
+
+    @classmethod
+    def from_env(cls, **options: Any) -> Self:
+        """A client by the environment: `BIDIKV_BASE_URL`, `BIDIKV_API_KEY`, `BIDIKV_SESSION_SECRET`, `BIDIKV_READBACK`,
+        `BIDIKV_DISABLED`, `BIDIKV_ON_DRIFT`, `BIDIKV_RESTORE`. No other function reads them.
+
+        Args:
+            options: Arguments of the constructor; they win over the variables.
+
+        Raises:
+            ConfigurationError: A variable has no such value.
+            openai.OpenAIError: There is no API key, from `OPENAI_API_KEY` neither.
+        """
+        return cls(**{**options_from(), **options})
+
     def conversation(
-        self, key: Key | None = None, *, agent: str | None = None, retain_s: float | None = None
-    ) -> Conversation:
-        """Name a conversation; see `bidikv.conversation`."""
-        return Conversation(key, agent=agent, retain_s=retain_s)
-
-    def _own_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Constructor arguments that a copy must receive beyond the OpenAI client's."""
-        return {"conversation": self._conversation, "readback": self._readback, **given}
-
-    def _begin(self, options: Any) -> _Call | None:
-        """Decide once per logical call; None for requests that read no prompt. Leaves `options` unchanged."""
-        if not is_generation(options.method, options.url):
-            return None
-        headers = options.headers if isinstance(options.headers, Mapping) else {}
-        body = options.json_data if isinstance(options.json_data, Mapping) else {}
-        if isinstance(options.extra_json, Mapping):
-            body = {**body, **options.extra_json}
-        client_headers = self.default_headers
-        identity = resolve(headers, body, self._conversation, client_headers)
-        added = headers_for(identity, headers, body, client_headers, readback=self._readback)
-        if added:
-            options = options.model_copy(update={"headers": {**headers, **added}})
-        return _Call(options, identity, time.perf_counter())
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    options: Any
-    identity: Identity
-    started_s: float
-
-    def answered(self, response: Any) -> Any:
-        """Report the call, and return the response."""
-        report = turn_of(response) or TurnReport()
-        report.session = self.identity.session
-        remember(response, report)
-        watch_stream(response, report, self.started_s)
-        if self.identity.conversation is not None:
-            self.identity.conversation.turns.append(report)
-        return response
-
-
-def _named(conversation: Conversation | str | None) -> Conversation | None:
-    return Conversation(conversation) if isinstance(conversation, str) else conversation
-
-
-class OpenAI(_BidiMixin, openai.OpenAI):
-    """`openai.OpenAI` for a bidikv router.
-
-    Args:
-        conversation: Whose turns this client's calls are when nothing nearer says so; text is a key as in
-            `bidikv.conversation`.
-        readback: False serves every call without reuse from decode, for comparisons.
-        options: As for `openai.OpenAI`.
-    """
-
-    def __init__(
         self,
+        key: Key | None = None,
         *,
-        conversation: Conversation | str | None = None,
-        readback: bool = True,
-        **options: Unpack[ClientOptions],
-    ) -> None:
-        super().__init__(**cast("Any", options))
-        self._conversation = _named(conversation)
-        self._readback = readback
+        agent: str | None = None,
+        kind: Kind = "main",
+        retain_s: float | None = None,
+        freeze_system: bool = False,
+    ) -> Conversation:
+        """Name a conversation, its id keyed with this client's secret; see `bidikv.conversation`."""
+        return Conversation(
+            key,
+            agent=agent,
+            kind=kind,
+            retain_s=retain_s,
+            secret=self._bidikv.secret,
+            freeze_system=freeze_system,
+        )
+
+    def _copied(self, extra: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of ours for a copy. Whoever names a number of retries for it owns its retries."""
+        settings = self._bidikv.updated({name: extra[name] for name in OURS & extra.keys()})
+        ours = settings.arguments()
+        if options.get("max_retries") is not None and "retry" not in extra:
+            ours["retry"] = None
+        return {**ours, **{name: value for name, value in extra.items() if name not in OURS}}
+
+    def _begin(self, options: Any) -> calls.Call | None:
+        """Decide what a call carries; None for those that go out as they came. Leaves `options` unchanged."""
+        if not self._bidikv.enabled or not is_generation(options.method, options.url):
+            return None
+        call = calls.begin(options, self._bidikv, self.default_headers)
+        if call is not None:
+            call.judge()
+        return call
+
+    def _retries(self, options: Any) -> RetryPolicy | None:
+        """The policy for a request; None for one that is to be tried once, or that the OpenAI client retries itself."""
+        return None if options.max_retries == 0 else self._bidikv.retry
+
+
+class _SyncCalls(_Shared):
+    """The synchronous half."""
 
     def copy(self, *, _extra_kwargs: Mapping[str, Any] = {}, **options: Any) -> Self:
-        """A client with the same options, except those given."""
-        return super().copy(_extra_kwargs=self._own_arguments(_extra_kwargs), **options)
+        """A client with the same options, except those given. It knows the same conversations."""
+        copied = super().copy(_extra_kwargs=self._copied(_extra_kwargs, options), **options)  # type: ignore[misc]
+        return cast("Self", copied)
 
     # Bound again, because the base class bound its own `copy` to this name.
     with_options = copy
@@ -130,34 +118,50 @@ class OpenAI(_BidiMixin, openai.OpenAI):
     def request(self, cast_to: Any, options: Any, **kwargs: Any) -> Any:
         """Send one call: identity is added to a generation, everything else passes untouched."""
         call = self._begin(options)
-        if call is None:
-            return super().request(cast_to, options, **kwargs)
-        return call.answered(super().request(cast_to, call.options, **kwargs))
+        sent = options if call is None else call.options
+        policy = self._retries(sent)
+        send = functools.partial(super().request, cast_to, sent, **kwargs)  # type: ignore[misc]
+        response = send() if policy is None else policy.call(send)
+        return response if call is None else call.answered(response, self)
 
     def _process_response(self, **kwargs: Any) -> Any:
         # The last place where a parsed model and its response's headers are both at hand.
-        result = super()._process_response(**kwargs)
-        remember(result, TurnReport(reuse=reuse_in(kwargs["response"].headers)))
+        result = super()._process_response(**kwargs)  # type: ignore[misc]
+        remember(result, calls.told_of(kwargs["response"]))
         return result
 
+    def explain(self, turn: object) -> Explanation:
+        """Ask the router why a turn reused no more, and what to change.
 
-class AsyncOpenAI(_BidiMixin, openai.AsyncOpenAI):
-    """`openai.AsyncOpenAI` for a bidikv router; see `OpenAI`."""
+        Args:
+            turn: A response of this client, its report, or a conversation, whose last turn is meant.
 
-    def __init__(
-        self,
-        *,
-        conversation: Conversation | str | None = None,
-        readback: bool = True,
-        **options: Unpack[ClientOptions],
-    ) -> None:
-        super().__init__(**cast("Any", options))
-        self._conversation = _named(conversation)
-        self._readback = readback
+        Raises:
+            ValueError: The turn is none that was answered through this package's clients.
+            openai.APIError: The router cannot be reached.
+        """
+        report = _report_of(turn)
+        if report.key is None:
+            return explain_locally(report)
+        try:
+            told = cast("Any", self).get(links.PATH + report.key, cast_to=object)
+        except openai.NotFoundError:  # forgotten, or a router that does not explain
+            return explain_locally(report)
+        return explain_with(report, told)
+
+    def end(self, conversation: Conversation) -> None:
+        """End a conversation whose turns went through this client, whichever object named them; see `Conversation.close`."""
+        for key in self._bidikv.memory.keys(conversation.id, forget=True):
+            links.release(cast("Any", self), key)
+
+
+class _AsyncCalls(_Shared):
+    """The asynchronous half; see `_SyncCalls`."""
 
     def copy(self, *, _extra_kwargs: Mapping[str, Any] = {}, **options: Any) -> Self:
-        """A client with the same options, except those given."""
-        return super().copy(_extra_kwargs=self._own_arguments(_extra_kwargs), **options)
+        """A client with the same options, except those given. It knows the same conversations."""
+        copied = super().copy(_extra_kwargs=self._copied(_extra_kwargs, options), **options)  # type: ignore[misc]
+        return cast("Self", copied)
 
     with_options = copy
 
@@ -167,11 +171,140 @@ class AsyncOpenAI(_BidiMixin, openai.AsyncOpenAI):
     async def request(self, cast_to: Any, options: Any, **kwargs: Any) -> Any:
         """Send one call: identity is added to a generation, everything else passes untouched."""
         call = self._begin(options)
-        if call is None:
-            return await super().request(cast_to, options, **kwargs)
-        return call.answered(await super().request(cast_to, call.options, **kwargs))
+        sent = options if call is None else call.options
+        policy = self._retries(sent)
+        send = functools.partial(super().request, cast_to, sent, **kwargs)  # type: ignore[misc]
+        response = await (send() if policy is None else policy.acall(send))
+        return response if call is None else call.answered(response, self)
 
     async def _process_response(self, **kwargs: Any) -> Any:
-        result = await super()._process_response(**kwargs)
-        remember(result, TurnReport(reuse=reuse_in(kwargs["response"].headers)))
+        result = await super()._process_response(**kwargs)  # type: ignore[misc]
+        remember(result, calls.told_of(kwargs["response"]))
         return result
+
+    async def explain(self, turn: object) -> Explanation:
+        """Ask the router why a turn reused no more, and what to change; see `OpenAI.explain`."""
+        report = _report_of(turn)
+        if report.key is None:
+            return explain_locally(report)
+        try:
+            told = await cast("Any", self).get(links.PATH + report.key, cast_to=object)
+        except openai.NotFoundError:
+            return explain_locally(report)
+        return explain_with(report, told)
+
+    async def end(self, conversation: Conversation) -> None:
+        """End a conversation whose turns went through this client, whichever object named them; see `Conversation.close`."""
+        for key in self._bidikv.memory.keys(conversation.id, forget=True):
+            await links.arelease(cast("Any", self), key)
+
+
+def _report_of(turn: object) -> TurnReport:
+    if isinstance(turn, Conversation):
+        report = turn.turns[-1] if turn.turns else None
+    else:
+        report = turn if isinstance(turn, TurnReport) else turn_of(turn)
+    if report is None:
+        raise ValueError(f"{type(turn).__name__} is no turn that a router answered")
+    return report
+
+
+class OpenAI(_SyncCalls, openai.OpenAI):
+    """`openai.OpenAI` for a bidikv router.
+
+    Args:
+        conversation: Whose turns this client's calls are when nothing nearer says so; text is a key as in
+            `bidikv.conversation`.
+        readback: False serves every call without reuse from decode, for comparisons.
+        enabled: False sends every call as the plain client would: no identity, no comparison, no restoring.
+        restore: How far a conversation's history is put back into the model's own spelling before it goes out.
+            `spelling` (the default): raw tool arguments where they mean the same, null or empty content, tools in the order
+            in which they were first offered. `all`: also reasoning that the caller has dropped. `off`: nothing.
+        on_drift: What to do when history changes that should have stayed (see `Drift`): `ignore` (the default), `warn`
+            (`DriftWarning`), `raise` (`DriftError`, nothing is sent), or a function of the drift.
+        retry: A `RetryPolicy` in place of the OpenAI client's own retries.
+        secret: Keys the ids of conversations named through this client; see `session_id`.
+        options: As for `openai.OpenAI`.
+
+    Raises:
+        ConfigurationError: An argument has no such value, or both `retry` and `max_retries` are given.
+    """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[OpenAIOptions]) -> None: ...
+
+
+class AsyncOpenAI(_AsyncCalls, openai.AsyncOpenAI):
+    """`openai.AsyncOpenAI` for a bidikv router; see `OpenAI`."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[OpenAIOptions]) -> None: ...
+
+
+class AzureOpenAI(_SyncCalls, openai.AzureOpenAI):
+    """`openai.AzureOpenAI` for a bidikv router; see `OpenAI`."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[AzureOptions]) -> None: ...
+
+
+class AsyncAzureOpenAI(_AsyncCalls, openai.AsyncAzureOpenAI):
+    """`openai.AsyncAzureOpenAI` for a bidikv router; see `OpenAI`."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[AzureOptions]) -> None: ...
+
+
+_OURS_FOR = {
+    openai.OpenAI: OpenAI,
+    openai.AsyncOpenAI: AsyncOpenAI,
+    openai.AzureOpenAI: AzureOpenAI,
+    openai.AsyncAzureOpenAI: AsyncAzureOpenAI,
+}
+
+
+def wrap(client: ClientT, **options: Unpack[BidiKVOptions]) -> ClientT:
+    """A client like this one that also does what ours do. It shares the connections of the one given, which stays as it is.
+
+    A client of ours comes back with those options changed, and still knows its conversations.
+
+    Args:
+        client: An `openai.OpenAI`, `AsyncOpenAI`, `AzureOpenAI`, `AsyncAzureOpenAI`, or an instance of a subclass.
+        options: Our arguments of `bidikv.OpenAI`.
+
+    Returns:
+        An instance of the class given (of `bidikv.OpenAI` for an `openai.OpenAI`, and so on).
+
+    Raises:
+        ConfigurationError: An option has no such value.
+        TypeError: It is no such client.
+    """
+    if not isinstance(client, openai.OpenAI | openai.AsyncOpenAI):
+        raise TypeError(f"wrap takes a client of the openai package, not {type(client).__name__}")
+    if isinstance(client, _Shared):
+        settings, kind = client._bidikv.updated(options), type(client)
+    else:
+        settings, kind = split(options)[0], _wrapping(type(client))
+    wrapped = object.__new__(kind)
+    # What is cached on the instance (`chat`, `with_raw_response`) is bound to it; everything else is taken over.
+    cached = {
+        name for base in kind.__mro__ for name, value in vars(base).items() if hasattr(value, "attrname")
+    }
+    vars(wrapped).update({name: value for name, value in vars(client).items() if name not in cached})
+    wrapped._bidikv = settings
+    if settings.retry is not None:
+        wrapped.max_retries = 0
+    return cast("ClientT", wrapped)
+
+
+@functools.lru_cache(maxsize=None)
+def _wrapping(kind: type[Any]) -> type[Any]:
+    known = _OURS_FOR.get(kind)
+    if known is not None:
+        return known
+    half = _AsyncCalls if issubclass(kind, openai.AsyncOpenAI) else _SyncCalls
+    return type(kind.__name__, (half, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})

@@ -14,6 +14,8 @@ from typing import Final, TypeAlias
 SESSION_HEADER: Final = "X-Session-ID"
 TURN_HEADER: Final = "x-bidikv-turn"
 REUSE_HEADER: Final = "x-bidikv-reuse"
+KEY_HEADER: Final = "x-bidikv-session"
+"""On answers: the router's own key of the conversation, by which its caller may ask about it or end it."""
 READBACK_HEADER: Final = "x-bidikv-readback"
 """`off` serves this one request without readback (for comparisons); retention is off with it."""
 
@@ -87,6 +89,8 @@ class TurnHeader:
         parent: Wire id of the conversation this one was forked from.
         agent: Short label, for logs.
         retain_s: Seconds within which the next turn is expected; 0 asks decode to keep nothing.
+        wait_s: Seconds that the next turn takes to come, because a tool runs first: decode protects the conversation,
+            and retains it no shorter than without. Says nothing beside `retain_s`.
         final: No turn will follow.
     """
 
@@ -96,6 +100,7 @@ class TurnHeader:
     agent: str | None = None
     retain_s: float | None = None
     final: bool = False
+    wait_s: float | None = None
 
     def format(self) -> str:
         """Write the header value."""
@@ -107,6 +112,7 @@ class TurnHeader:
                 "p": self.parent,
                 "a": self.agent,
                 "ret": self.retain_s,
+                "w": self.wait_s,
                 "final": self.final or None,
             }
         )
@@ -118,13 +124,23 @@ class TurnHeader:
         if members is None or members.get("v") != WIRE_VERSION:
             return cls()
         index, kind, parent = members.get("i"), members.get("k"), members.get("p")
-        agent, retain_s = members.get("a"), members.get("ret")
+        agent = members.get("a")
+
+        def seconds(key: str) -> float | None:
+            member = members.get(key)
+            return (
+                float(member)
+                if isinstance(member, int | float) and type(member) is not bool and member >= 0
+                else None
+            )
+
         return cls(
             index=index if type(index) is int and index >= 0 else None,
             kind=kind if kind in {"main", "tool", "aux", "compaction"} else "main",
             parent=parent if isinstance(parent, str) and SESSION_PATTERN.fullmatch(parent) else None,
             agent=agent[:64] if isinstance(agent, str) else None,
-            retain_s=float(retain_s) if type(retain_s) in {int, float} and retain_s >= 0 else None,  # type: ignore[arg-type, operator]
+            retain_s=seconds("ret"),
+            wait_s=seconds("w"),
             final=members.get("final") is True,
         )
 

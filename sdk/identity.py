@@ -12,7 +12,7 @@ from bidikv.conversations import Conversation, current_conversation
 from bidikv.headers import READBACK_HEADER, SESSION_HEADER, SESSION_PATTERN, TURN_HEADER, TurnHeader
 
 if TYPE_CHECKING:
-    from bidikv.conversations import Kind
+    from bidikv.hints import Hint, Kind
 
 log = logging.getLogger(__name__)
 
@@ -87,18 +87,23 @@ def headers_for(
     client_headers: Mapping[str, object],
     *,
     readback: bool,
-) -> dict[str, str]:
-    """The headers to add to a call's own."""
+) -> tuple[TurnHeader | None, dict[str, str]]:
+    """What a call says of its turn, and the headers to add to its own; None for a turn that it says nothing of."""
+    turn: TurnHeader | None = None
     added: dict[str, str] = {}
     if identity.session is not None:
         if not identity.explicit:
             # Before version 3, the OpenAI client would send both where the client's own is spelt another way.
             added[find_header(client_headers, SESSION_HEADER)[0] or SESSION_HEADER] = identity.session
-        if find_header(headers, TURN_HEADER)[0] is None:
-            added[TURN_HEADER] = turn_header(identity.conversation, body).format()
+        given, value = find_header(headers, TURN_HEADER)
+        if given is not None:
+            turn = TurnHeader.parse(value) if isinstance(value, str) else None
+        else:
+            turn = turn_header(identity.conversation, body)
+            added[TURN_HEADER] = turn.format()
     if not readback and find_header(headers, READBACK_HEADER)[0] is None:
         added[READBACK_HEADER] = "off"
-    return added
+    return turn, added
 
 
 def turn_header(conversation: Conversation | None, body: Mapping[str, object]) -> TurnHeader:
@@ -106,15 +111,27 @@ def turn_header(conversation: Conversation | None, body: Mapping[str, object]) -
     index, answers_tool = _history(body.get("messages"))
     if conversation is None:
         return TurnHeader(index=index, kind="tool" if answers_tool else "main")
-    kind: Kind = "tool" if answers_tool and conversation.kind == "main" else conversation.kind
+    hint = conversation.hints()
+    kind: Kind = "tool" if answers_tool and hint.kind == "main" else hint.kind or "main"
     counted = conversation.next_index()
     return TurnHeader(
         index=counted if index is None else index,
         kind=kind,
         parent=conversation.parent,
-        agent=conversation.agent,
-        retain_s=conversation.retain_s,
+        agent=hint.agent,
+        retain_s=hint.retain_s,
+        final=bool(hint.final),
+        wait_s=_wait_s(conversation, hint, body),
     )
+
+
+def _wait_s(conversation: Conversation, hint: Hint, body: Mapping[str, object]) -> float | None:
+    """How long the next turn takes to come, because a tool may be called; None if it says when itself."""
+    if hint.retain_s is not None or hint.final or hint.kind in {"aux", "compaction"}:
+        return None
+    if hint.wait_s is not None:
+        return hint.wait_s
+    return conversation.tool_wait_s() if body.get("tools") and body.get("tool_choice") != "none" else None
 
 
 def _history(messages: object) -> tuple[int | None, bool]:

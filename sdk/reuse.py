@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from bidikv.headers import REUSE_HEADER, ReuseHeader
+from bidikv.fidelity import Answer, answer_in
+from bidikv.headers import KEY_HEADER, REUSE_HEADER, ReuseHeader
+
+if TYPE_CHECKING:
+    from bidikv.drift import Drift
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -20,11 +26,19 @@ class TurnReport:
         reuse: The router's account; None if it gave none (a plain engine, or a failed call).
         ttft_s: Seconds of this process's `perf_counter` from sending the call, retries included, to the first
             streamed text, reasoning or tool call; None before that, and for calls that do not stream.
+        index: Turns of the conversation before this one, as its header said; None without a conversation.
+        key: The router's own key of the conversation; None if it gave none.
+        drift: How the history sent relates to the conversation's turns before; None if there was nothing to compare.
+        restored: Where the history was put back into the model's own spelling, as paths of the request.
     """
 
     session: str | None = None
     reuse: ReuseHeader | None = None
     ttft_s: float | None = None
+    index: int | None = None
+    key: str | None = None
+    drift: Drift | None = None
+    restored: tuple[str, ...] = ()
 
     @property
     def reason(self) -> str | None:
@@ -52,31 +66,32 @@ class TurnReport:
         return None if self.reuse is None else self.reuse.computed_tokens
 
 
-class _ReportsByResponse:
-    """Reports of live response objects.
+class _ByResponse(Generic[T]):
+    """What is known of live response objects.
 
     Keyed by identity, because parsed models are compared by value and are not hashable; an entry leaves with its
     response.
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[object], TurnReport]] = {}
+        self._entries: dict[int, tuple[weakref.ref[object], T]] = {}
 
-    def put(self, response: object, report: TurnReport) -> None:
+    def put(self, response: object, value: T) -> None:
         key = id(response)
         entries = self._entries
         try:
             reference = weakref.ref(response, lambda _: entries.pop(key, None))
         except TypeError:  # None, str and other built-ins: nothing to attach a report to
             return
-        entries[key] = (reference, report)
+        entries[key] = (reference, value)
 
-    def get(self, response: object) -> TurnReport | None:
-        reference, report = self._entries.get(id(response), (None, None))
-        return report if reference is not None and reference() is response else None
+    def get(self, response: object) -> T | None:
+        reference, value = self._entries.get(id(response), (None, None))
+        return value if reference is not None and reference() is response else None
 
 
-_reports = _ReportsByResponse()
+_reports: _ByResponse[TurnReport] = _ByResponse()
+_answers: _ByResponse[Answer] = _ByResponse()
 
 
 def remember(response: object, report: TurnReport) -> None:
@@ -87,8 +102,7 @@ def remember(response: object, report: TurnReport) -> None:
 def turn_of(response: object) -> TurnReport | None:
     """The report of a parsed, streamed or raw response, or of an `openai.APIStatusError`.
 
-    None for responses that did not come through this package's clients and carry no `x-bidikv-reuse`. What
-    `.parse()` makes of a raw response is a new object: ask about the raw response instead.
+    None for responses that did not come through this package's clients and carry no `x-bidikv-reuse`.
     """
     report = _reports.get(response)
     if report is not None:
@@ -98,8 +112,9 @@ def turn_of(response: object) -> TurnReport | None:
     if inner is not None and (report := _reports.get(inner)) is not None:
         return report
     http_response = getattr(response, "response", None) or getattr(response, "_response", None) or response
-    reuse = reuse_in(getattr(http_response, "headers", None))
-    return None if reuse is None else TurnReport(reuse=reuse)
+    headers = getattr(http_response, "headers", None)
+    reuse = reuse_in(headers)
+    return None if reuse is None else TurnReport(reuse=reuse, key=key_in(headers))
 
 
 def reuse_of(response: object) -> ReuseHeader | None:
@@ -114,8 +129,25 @@ def reuse_in(headers: Any) -> ReuseHeader | None:
     return ReuseHeader.parse(value) if isinstance(value, str) else None
 
 
-def watch_stream(stream: Any, report: TurnReport, started_s: float) -> None:
-    """Set `report.ttft_s` when the stream's first output arrives.
+def key_in(headers: Any) -> str | None:
+    """The router's key of the conversation in a mapping of response headers."""
+    value = headers.get(KEY_HEADER) if hasattr(headers, "get") else None
+    return value if isinstance(value, str) else None
+
+
+def answer_of(response: object) -> Answer | None:
+    """What the model said in a parsed or raw response, or so far in a stream; None for anything else."""
+    for candidate in (response, getattr(response, "_raw_stream", None)):
+        if candidate is not None and (answer := _answers.get(candidate)) is not None:
+            return answer
+    parse = getattr(response, "parse", None) if hasattr(response, "http_response") else None
+    return answer_in(parse() if parse is not None else response)
+
+
+def watch_stream(
+    stream: Any, report: TurnReport, started_s: float, on_end: Callable[[Answer], None] | None = None
+) -> bool:
+    """Set `report.ttft_s` when the stream's first output arrives, and put its answer together.
 
     `Stream` and `AsyncStream` read from `_iterator`; where a later client does without it, the time stays unknown.
 
@@ -123,27 +155,51 @@ def watch_stream(stream: Any, report: TurnReport, started_s: float) -> None:
         stream: What the request returned; anything that is not such a stream is left alone.
         report: Receives the time.
         started_s: `time.perf_counter()` when the call was sent.
+        on_end: Called once with the answer, when it is complete.
+
+    Returns:
+        Whether it is such a stream.
     """
     iterator = getattr(stream, "_iterator", None)
     if isinstance(iterator, Iterator):
-        stream._iterator = _Watched(iterator, report, started_s)  # noqa: SLF001 - the only seam that keeps the class
+        watched: _Watched | _AsyncWatched = _Watched(iterator, report, started_s, on_end)
     elif isinstance(iterator, AsyncIterator):
-        stream._iterator = _AsyncWatched(iterator, report, started_s)  # noqa: SLF001
+        watched = _AsyncWatched(iterator, report, started_s, on_end)
+    else:
+        return False
+    stream._iterator = watched  # noqa: SLF001 - the only seam that keeps the class
+    _answers.put(stream, watched.answer)
+    return True
 
 
-class _FirstOutput:
-    def __init__(self, report: TurnReport, started_s: float) -> None:
+class _Seen:
+    """What has been read of one stream."""
+
+    def __init__(self, report: TurnReport, started_s: float, on_end: Callable[[Answer], None] | None) -> None:
         self._report = report
         self._started_s = started_s
+        self._on_end = on_end
+        self.answer = Answer()
 
     def see(self, chunk: Any) -> None:
         if self._report.ttft_s is None and _carries_output(chunk):
             self._report.ttft_s = time.perf_counter() - self._started_s
+        self.answer.add(chunk)
+        # Many callers stop here, before the stream's own end.
+        if self._on_end is not None and self.answer.finished:
+            self._on_end(self.answer)
+            self._on_end = None
 
 
-class _Watched(_FirstOutput):
-    def __init__(self, chunks: Iterator[Any], report: TurnReport, started_s: float) -> None:
-        super().__init__(report, started_s)
+class _Watched(_Seen):
+    def __init__(
+        self,
+        chunks: Iterator[Any],
+        report: TurnReport,
+        started_s: float,
+        on_end: Callable[[Answer], None] | None,
+    ) -> None:
+        super().__init__(report, started_s, on_end)
         self._chunks = chunks
 
     def __iter__(self) -> _Watched:
@@ -155,9 +211,15 @@ class _Watched(_FirstOutput):
         return chunk
 
 
-class _AsyncWatched(_FirstOutput):
-    def __init__(self, chunks: AsyncIterator[Any], report: TurnReport, started_s: float) -> None:
-        super().__init__(report, started_s)
+class _AsyncWatched(_Seen):
+    def __init__(
+        self,
+        chunks: AsyncIterator[Any],
+        report: TurnReport,
+        started_s: float,
+        on_end: Callable[[Answer], None] | None,
+    ) -> None:
+        super().__init__(report, started_s, on_end)
         self._chunks = chunks
 
     def __aiter__(self) -> _AsyncWatched:

@@ -101,7 +101,7 @@ def test_retries_keep_the_turn(router, monkeypatch):
     assert set(router.sessions) == {bidikv.session_id("a")}
     assert len(set(router.header(TURN_HEADER))) == 1
     assert len(router.requests) == 3
-    assert len(client._conversation.turns) == 1
+    assert len(client._bidikv.conversation.turns) == 1
 
 
 def test_turn_header(router):
@@ -159,7 +159,7 @@ def test_copies(router, derive):
     assert derived.chat.completions._client is derived
     assert router.sessions == [bidikv.session_id("a")]
     assert router.header(READBACK_HEADER) == ["off"]
-    assert derived._conversation is original._conversation
+    assert derived._bidikv.conversation is original._bidikv.conversation
 
 
 def test_copy_may_replace_our_arguments(router):
@@ -199,7 +199,7 @@ def test_account_of_each_form(router):
         assert events.get_final_completion().choices[0].message.content == router.text
         assert bidikv.turn_of(events).ttft_s > 0
     assert bidikv.reuse_of(client.responses.create(model="m", input="x")).prompt_tokens == 100
-    assert len(client._conversation.turns) == 6
+    assert len(client._bidikv.conversation.turns) == 6
     assert set(router.sessions) == {bidikv.session_id("a")}
 
 
@@ -327,7 +327,7 @@ def test_async_forms(router):
             await events.until_done()
             assert bidikv.turn_of(events).ttft_s > 0
         await client.models.list()
-        return client._conversation
+        return client._bidikv.conversation
 
     assert len(asyncio.run(run()).turns) == 3
     assert router.sessions == [bidikv.session_id("a")] * 3 + [None]

@@ -1,0 +1,341 @@
+"""How a request's history relates to those before it, told without a tokenizer and without keeping any text.
+
+A turn can reuse the turns before it only as far as its prompt begins as theirs did. What is kept of a history is a
+hash of each message's fields, so a change is found with the message and the field at fault, and nothing of a
+conversation's content stays in memory or gets into a message. Standard library only, pure.
+"""
+
+from __future__ import annotations
+
+import json
+import marshal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+DriftKind: TypeAlias = Literal["start", "append", "retry", "rewind", "fork", "edit", "tools", "system"]
+
+_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+_NOT_COMPARED: Final = frozenset({"reasoning", "reasoning_content", "refusal", "annotations", "audio"})
+"""Fields of an answer that clients drop from history, or that no template prints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How one request's history relates to the closest one before it in its conversation.
+
+    Attributes:
+        kind: `start` (shares no message with any), `append`, `retry` (the same again), `rewind` (an earlier state of it),
+            `fork` (another continuation), or one that loses reuse: `edit`, `tools`, `system`.
+        message: Index of the first message that differs; None where no message does.
+        field: What differs: a field of that message, `role`, or the name of a tool; None if a message was put in or taken out.
+        kept_messages: Messages at the start that are as they were.
+        lost_messages: Messages of the earlier history after those.
+    """
+
+    kind: DriftKind
+    message: int | None = None
+    field: str | None = None
+    kept_messages: int = 0
+    lost_messages: int = 0
+
+    @property
+    def breaks_prefix(self) -> bool:
+        """Whether something changed that should have stayed, so that what follows it is computed again."""
+        return self.kind in {"edit", "tools", "system"}
+
+    @property
+    def path(self) -> str | None:
+        """Where the first difference is, as the request spells it: `messages[3].content`, `tools[search]`."""
+        if self.kind == "tools":
+            return "tools" if self.field is None else f"tools[{self.field}]"
+        if self.message is None:
+            return None
+        return f"messages[{self.message}]" + (f".{self.field}" if self.field else "")
+
+    @property
+    def summary(self) -> str:
+        """In a few words."""
+        return self.kind if self.path is None else f"{self.kind} at {self.path}"
+
+    @property
+    def advice(self) -> str:
+        """What to change, in one sentence; empty where nothing is wrong."""
+        return _ADVICE.get(self.kind, "")
+
+    def __str__(self) -> str:
+        if not self.breaks_prefix:
+            return self.summary
+        return f"{self.path} is not what it was in the turn before, so {_what_is_lost(self)} computed again: {self.advice}"
+
+
+_ADVICE: Final = {
+    "edit": "append to the history instead of rewriting it, and send answers back as they came"
+    " (bidikv.message_of gives them in the form to send).",
+    "tools": "send the same tools, in the same order and spelling, with every turn; tools stand in front of the history.",
+    "system": "keep the system message the same in every turn and put what changes into the newest message, or name the"
+    " conversation with freeze_system=True.",
+}
+
+
+def _what_is_lost(drift: Drift) -> str:
+    if drift.kind == "tools":
+        return "the whole prompt is"
+    return "this message and all after it are"
+
+
+@dataclass(slots=True)
+class Mark:
+    """What is kept of one message.
+
+    Attributes:
+        quick: Hash of the message exactly as it was sent last; None if it has none.
+        fields: Hash of each field that counts, whatever its spelling.
+        role: Its role.
+    """
+
+    quick: int | None
+    fields: dict[str, int]
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is kept of one request.
+
+    Attributes:
+        marks: Of its messages, and of the answer once that is known.
+        tools: Hash of each tool by name, in order.
+        prompt: How many of the marks are of its prompt.
+    """
+
+    marks: tuple[Mark, ...]
+    tools: tuple[tuple[str, int], ...]
+    prompt: int
+
+
+class Reading:
+    """One request's messages, hashed no further than they are asked for."""
+
+    def __init__(self, messages: Sequence[Any], tools: object) -> None:
+        self.messages = messages
+        self.quicks = [_quick(message) for message in messages]
+        self.tools = _tools(tools)
+        self._marks: dict[int, Mark] = {}
+
+    def same(self, index: int, mark: Mark) -> bool:
+        """Whether a message is the one that was marked; a new spelling of it is taken note of."""
+        quick = self.quicks[index]
+        if quick is not None and quick == mark.quick:
+            return True
+        if self.mark(index).fields != mark.fields:
+            return False
+        mark.quick = quick
+        return True
+
+    def mark(self, index: int) -> Mark:
+        """The mark of one message."""
+        mark = self._marks.get(index)
+        if mark is None:
+            mark = self._marks[index] = mark_of(self.messages[index], self.quicks[index])
+        return mark
+
+    def shared(self, history: History) -> int:
+        """Messages at the start that are as they were in that history."""
+        marks = history.marks
+        limit = min(len(marks), len(self.messages))
+        for index in range(limit):
+            quick = self.quicks[index]
+            if (quick is None or quick != marks[index].quick) and not self.same(index, marks[index]):
+                return index
+        return limit
+
+    def history(self, base: History | None, shared: int) -> History:
+        """What to keep of the request; marks that it shares with an earlier history are that history's own."""
+        kept = base.marks[:shared] if base is not None else ()
+        new = tuple(self.mark(index) for index in range(len(kept), len(self.messages)))
+        return History(kept + new, self.tools, len(self.messages))
+
+
+def compare(reading: Reading, known: Sequence[History]) -> tuple[Drift, History | None, int]:
+    """Relate a request to the histories before it, the newest first.
+
+    Returns:
+        The relation, the history it is to, and how many messages both share.
+    """
+    best: History | None = None
+    shared = -1
+    for history in known:
+        count = reading.shared(history)
+        if count > shared:
+            best, shared = history, count
+        if count == len(history.marks) or count == len(reading.messages):
+            break  # it continues this one, or repeats a part of it
+    if best is None:
+        return Drift("start"), None, 0
+    return _relate(reading, best, shared), best, shared
+
+
+def _relate(reading: Reading, old: History, shared: int) -> Drift:
+    lost = len(old.marks) - shared
+    shares_more = shared > _leading_system(old.marks[:shared])
+    changed: Drift | None = None
+    kind: DriftKind
+    if shared < min(len(reading.messages), len(old.marks)):
+        changed = _change(reading, old, shared)
+        kind = "fork" if shares_more else "start"
+    elif shared < len(reading.messages):
+        kind = "append"
+    elif shared == len(old.marks):
+        kind = "retry" if shared == old.prompt else "append"
+    else:
+        kind = "retry" if shared == old.prompt else "rewind"
+    related = shares_more or changed is not None or kind in {"append", "retry"}
+    if related and reading.tools != old.tools:
+        # In front of all messages, so that it costs more than any change of those.
+        return Drift("tools", None, _differing_tool(reading.tools, old.tools), 0, len(old.marks))
+    if changed is not None:
+        return changed
+    return Drift(kind, None, None, shared, lost if kind in {"rewind", "fork"} else 0)
+
+
+def _change(reading: Reading, old: History, at: int) -> Drift | None:
+    """A change of what should have stayed; None if the request merely goes another way from there."""
+    lost = len(old.marks) - at
+    before, now = old.marks[at], reading.mark(at)
+    field = _differing_field(before, now)
+    goes_on = any(
+        reading.same(index, old.marks[index])
+        for index in range(at + 1, min(len(old.marks), len(reading.messages)))
+    )
+    if before.role in _SYSTEM_ROLES and now.role in _SYSTEM_ROLES:
+        return Drift("system", at, field, at, lost) if goes_on else None
+    # An answer that comes back changed is never another way on: the model said something else.
+    if goes_on or before.role == now.role == "assistant":
+        return Drift("edit", at, field, at, lost)
+    if _taken_out(reading, old, at) or _put_in(reading, old, at):
+        return Drift("edit", at, None, at, lost)
+    return None
+
+
+def _taken_out(reading: Reading, old: History, at: int) -> bool:
+    """Whether the request goes on where the old history stands later."""
+    rest = old.marks[at:]
+    for skipped in range(1, len(rest)):
+        if rest[skipped].fields != reading.mark(at).fields:
+            continue
+        if skipped + 1 == len(rest) or at + 1 == len(reading.messages):
+            return True
+        if rest[skipped + 1].fields == reading.mark(at + 1).fields:
+            return True
+    return False
+
+
+def _put_in(reading: Reading, old: History, at: int) -> bool:
+    """Whether the old history goes on one or two messages later."""
+    following = range(at + 1, min(at + 3, len(reading.messages)))
+    return any(reading.mark(index).fields == old.marks[at].fields for index in following)
+
+
+def _leading_system(marks: Sequence[Mark]) -> int:
+    return next((n for n, mark in enumerate(marks) if mark.role not in _SYSTEM_ROLES), len(marks))
+
+
+def _differing_field(old: Mark, new: Mark) -> str | None:
+    if old.role != new.role:
+        return "role"
+    names = [*old.fields, *(name for name in new.fields if name not in old.fields)]
+    return next((name for name in names if old.fields.get(name) != new.fields.get(name)), None)
+
+
+def _differing_tool(new: Sequence[tuple[str, int]], old: Sequence[tuple[str, int]]) -> str | None:
+    """Name of the first tool that was changed, added or taken out; None when only their order differs."""
+    before, after = dict(old), dict(new)
+    changed = [name for name, _ in [*new, *old] if before.get(name) != after.get(name)]
+    return changed[0] if changed else None
+
+
+def _quick(message: Any) -> int | None:
+    try:
+        return hash(frozenset(message.items()))
+    except (TypeError, AttributeError):
+        return _hash(message)
+
+
+def _hash(value: Any) -> int | None:
+    """Hash of a JSON-like value; None for anything else. Version 2 of the format does not depend on object identity."""
+    try:
+        return hash(marshal.dumps(value, 2))
+    except ValueError:
+        return None
+
+
+def mark_of(message: Any, quick: int | None = None) -> Mark:
+    """What to keep of one message.
+
+    Null, empty and absent are the same, as are text and a list of one text, and two spellings of a tool call's JSON:
+    clients differ in which they send, and prompts do not.
+    """
+    if not isinstance(message, Mapping):
+        return Mark(quick, {"type": hash(type(message).__name__), "value": hash(repr(message))}, "")
+    fields: dict[str, int] = {}
+    for name, value in message.items():
+        if not value or name in _NOT_COMPARED:
+            continue
+        if name == "tool_calls" and isinstance(value, list | tuple):
+            for position, call in enumerate(value):
+                _mark_call(fields, f"tool_calls[{position}]", call)
+        else:
+            fields[name] = _hash_field(_plain(value) if name == "content" else value)
+    role = message.get("role")
+    return Mark(quick, fields, role if isinstance(role, str) else str(message.get("type", "")))
+
+
+def _mark_call(fields: dict[str, int], path: str, call: Any) -> None:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        fields[path] = _hash_field(call)
+        return
+    fields[f"{path}.id"] = _hash_field(call.get("id"))
+    fields[f"{path}.function.name"] = _hash_field(function.get("name"))
+    fields[f"{path}.function.arguments"] = _hash_field(meaning(function.get("arguments")))
+
+
+def _plain(content: Any) -> Any:
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], Mapping):
+        part = content[0]
+        if part.get("type") == "text" and isinstance(part.get("text"), str):
+            return part["text"]
+    return content
+
+
+def meaning(arguments: Any) -> Any:
+    """A tool call's arguments as one spelling for all that mean the same."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _hash_field(value: Any) -> int:
+    if isinstance(value, str):
+        return hash(value)
+    found = _hash(value)
+    return hash(repr(value)) if found is None else found
+
+
+def _tools(tools: object) -> tuple[tuple[str, int], ...]:
+    if not isinstance(tools, list | tuple):
+        return ()
+    return tuple((tool_name(tool), _hash_field(tool)) for tool in tools)
+
+
+def tool_name(tool: Any) -> str:
+    """A tool's name, or the type of one that has none."""
+    if not isinstance(tool, Mapping):
+        return type(tool).__name__
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else tool.get("name")
+    return str(name or tool.get("type") or "")

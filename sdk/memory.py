@@ -1,0 +1,212 @@
+"""What a client remembers of its conversations: hashes of their histories, and the model's own spelling of tool calls.
+
+Bounded: the conversation used last stays longest. Any thread may call.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from bidikv.drift import Drift, History, Reading, compare, mark_of, tool_name
+from bidikv.fidelity import ordered_tools, restored_message
+
+if TYPE_CHECKING:
+    from bidikv.fidelity import Answer
+
+Restore: TypeAlias = Literal["off", "spelling", "all"]
+RESTORE: Final = ("off", "spelling", "all")
+
+_SESSIONS: Final = 256
+_HISTORIES: Final = 8
+"""Of one conversation: its branches and parallel calls."""
+_SPELLINGS: Final = 512
+"""Tool calls, and answers with reasoning, of one conversation."""
+_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+
+
+@dataclass(slots=True)
+class _Session:
+    histories: deque[History] = field(default_factory=lambda: deque(maxlen=_HISTORIES))
+    arguments: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    blanks: OrderedDict[str, str | None] = field(default_factory=OrderedDict)
+    reasoning: OrderedDict[tuple[Any, ...], tuple[str, str]] = field(default_factory=OrderedDict)
+    tools: dict[str, int] = field(default_factory=dict)
+    system: Mapping[str, Any] | None = None
+    keys: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewed:
+    """One request, compared with those before it.
+
+    Attributes:
+        changes: Body fields to send in place of the caller's.
+        restored: Where the caller's spelling was put right, as paths of the request.
+        drift: How what is sent relates to the requests before it.
+        history: What to keep of it once it is answered.
+    """
+
+    changes: dict[str, Any]
+    restored: tuple[str, ...]
+    drift: Drift
+    history: History
+
+
+class Memory:
+    """Conversations by wire id."""
+
+    def __init__(self, max_sessions: int = _SESSIONS) -> None:
+        self._lock = Lock()
+        self._max_sessions = max_sessions
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Conversations remembered."""
+        return len(self._sessions)
+
+    def review(
+        self, session: str, body: Mapping[str, Any], *, restore: Restore, freeze_system: bool = False
+    ) -> Reviewed | None:
+        """Compare a request with the conversation's earlier ones; None if it has no messages. Remembers nothing yet."""
+        name = "messages" if "messages" in body else "input"
+        messages = body.get(name)
+        if not isinstance(messages, list | tuple):
+            return None
+        tools = body.get("tools")
+        changes: dict[str, Any] = {}
+        restored: list[str] = []
+        with self._lock:
+            known = self._sessions.get(session) or _Session()
+            if restore != "off":
+                spelt = _spelt(messages, known, restored, reasoning=restore == "all")
+                if isinstance(tools, list | tuple) and (ordered := ordered_tools(tools, known.tools)):
+                    changes["tools"] = tools = ordered
+                    restored.append("tools")
+            else:
+                spelt = None
+            if freeze_system and known.system is not None:
+                spelt = _frozen(messages if spelt is None else spelt, known.system, restored) or spelt
+            if spelt is not None:
+                changes[name] = messages = spelt
+            reading = Reading(messages, tools)
+            drift, base, shared = compare(reading, known.histories)
+            return Reviewed(changes, tuple(restored), drift, reading.history(base, shared))
+
+    def answered(
+        self, session: str, reviewed: Reviewed, body: Mapping[str, Any], *, freeze_system: bool = False
+    ) -> None:
+        """Remember a request that was answered; its system message only if that is to be repeated."""
+        with self._lock:
+            known = self._session(session)
+            _replace(known.histories, reviewed.history, reviewed.history)
+            for tool in body.get("tools") or ():
+                known.tools.setdefault(tool_name(tool), len(known.tools))
+            if freeze_system and known.system is None:
+                known.system = _system_of(body.get("messages"))
+
+    def generated(self, session: str, reviewed: Reviewed, answer: Answer) -> None:
+        """Remember what the model said to it."""
+        message = answer.message()
+        history = reviewed.history
+        longer = History((*history.marks, mark_of(message)), history.tools, history.prompt)
+        with self._lock:
+            known = self._session(session)
+            _replace(known.histories, history, longer)
+            calls = message.get("tool_calls", ())
+            for call in calls:
+                if call["id"]:
+                    _put(known.arguments, call["id"], call["function"]["arguments"])
+            if calls and calls[0]["id"] and not message["content"] and answer.blank_is_known:
+                _put(known.blanks, calls[0]["id"], message["content"])
+            if answer.reasoning is not None:
+                _put(known.reasoning, _name(message), answer.reasoning)
+
+    def held(self, session: str, key: str) -> None:
+        """Remember under which key a router knows a conversation."""
+        with self._lock:
+            self._session(session).keys[key] = None
+
+    def keys(self, session: str, *, forget: bool = False) -> tuple[str, ...]:
+        """Under which keys routers know a conversation; forgets the conversation if asked to."""
+        with self._lock:
+            known = self._sessions.pop(session, None) if forget else self._sessions.get(session)
+            return tuple(known.keys) if known is not None else ()
+
+    def _session(self, session: str) -> _Session:
+        known = self._sessions.setdefault(session, _Session())
+        self._sessions.move_to_end(session)
+        while len(self._sessions) > self._max_sessions:
+            self._sessions.popitem(last=False)
+        return known
+
+
+def _put(entries: OrderedDict[Any, Any], name: Any, value: Any) -> None:
+    entries[name] = value
+    while len(entries) > _SPELLINGS:
+        entries.popitem(last=False)
+
+
+def _replace(histories: deque[History], old: History, new: History) -> None:
+    """Put a history first, in place of itself without its answer and of those that it only continues."""
+    kept = [
+        history
+        for history in histories
+        if history is not old and not _continues(new, history) and not _continues(history, new)
+    ]
+    histories.clear()
+    histories.extend([new, *kept][:_HISTORIES])
+
+
+def _continues(longer: History, shorter: History) -> bool:
+    """Whether a history goes on from another one: they share their marks, not only what these say."""
+    count = len(shorter.marks)
+    if longer is shorter or longer.tools != shorter.tools or len(longer.marks) <= count or not count:
+        return False
+    return longer.marks[count - 1] is shorter.marks[-1]
+
+
+def _spelt(
+    messages: Sequence[Any], known: _Session, restored: list[str], *, reasoning: bool
+) -> list[Any] | None:
+    """The messages with the model's own spelling; None if they have it."""
+    if not known.arguments and not (reasoning and known.reasoning):
+        return None
+    spelt: list[Any] | None = None
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or message.get("role") != "assistant":
+            continue
+        lost = known.reasoning.get(_name(message)) if reasoning else None
+        if lost is None and not message.get("tool_calls"):
+            continue
+        found = restored_message(message, known.arguments, known.blanks, lost)
+        if found is not None:
+            spelt = list(messages) if spelt is None else spelt
+            spelt[index], fields = found
+            restored += [f"messages[{index}].{name}" for name in fields]
+    return spelt
+
+
+def _name(message: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells one answer from another, as far as clients send it back."""
+    calls = message.get("tool_calls") or ()
+    return (
+        hash(str(message.get("content") or "")),
+        *(call.get("id") for call in calls if isinstance(call, Mapping)),
+    )
+
+
+def _system_of(messages: Any) -> Mapping[str, Any] | None:
+    first = messages[0] if isinstance(messages, list | tuple) and messages else None
+    return dict(first) if isinstance(first, Mapping) and first.get("role") in _SYSTEM_ROLES else None
+
+
+def _frozen(messages: Sequence[Any], system: Mapping[str, Any], restored: list[str]) -> list[Any] | None:
+    current = _system_of(messages)
+    if current is None or current == system:
+        return None
+    restored.append("messages[0]")
+    return [dict(system), *messages[1:]]
