@@ -7,7 +7,6 @@ runs once per logical call; retries repeat what was decided there.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import openai
@@ -21,6 +20,7 @@ from bidikv.options import OURS, AzureOptions, BidiKVOptions, OpenAIOptions, Set
 from bidikv.reuse import TurnReport, remember, turn_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Self, TypeVar, Unpack
 
     from bidikv.hints import Kind
@@ -47,8 +47,10 @@ class _Shared:
 
     @classmethod
     def from_env(cls, **options: Any) -> Self:
-        """A client by the environment: `BIDIKV_BASE_URL`, `BIDIKV_API_KEY`, `BIDIKV_SESSION_SECRET`, `BIDIKV_READBACK`,
-        `BIDIKV_DISABLED`, `BIDIKV_ON_DRIFT`, `BIDIKV_RESTORE`. No other function reads them.
+        """A client by the environment; no other function reads it.
+
+        `BIDIKV_BASE_URL` (with `/v1`), `BIDIKV_API_KEY`, `BIDIKV_SESSION_SECRET`, `BIDIKV_READBACK` and `BIDIKV_DISABLED`
+        (on or off), `BIDIKV_ON_DRIFT` (ignore, warn or raise), `BIDIKV_RESTORE` (off, spelling or all).
 
         Args:
             options: Arguments of the constructor; they win over the variables.
@@ -286,7 +288,7 @@ def wrap(client: ClientT, **options: Unpack[BidiKVOptions]) -> ClientT:
     if not isinstance(client, openai.OpenAI | openai.AsyncOpenAI):
         raise TypeError(f"wrap takes a client of the openai package, not {type(client).__name__}")
     if isinstance(client, _Shared):
-        settings, kind = client._bidikv.updated(options), type(client)
+        settings, kind = client._bidikv.updated(options), type(client)  # noqa: SLF001 - ours
     else:
         settings, kind = split(options)[0], _wrapping(type(client))
     wrapped = object.__new__(kind)
@@ -301,7 +303,7 @@ def wrap(client: ClientT, **options: Unpack[BidiKVOptions]) -> ClientT:
     return cast("ClientT", wrapped)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _wrapping(kind: type[Any]) -> type[Any]:
     known = _OURS_FOR.get(kind)
     if known is not None:

@@ -33,8 +33,7 @@ class Explanation:
         counts = (self.turn.remote_tokens, self.turn.local_tokens, self.turn.computed_tokens)
         remote, local, computed = ("?" if count is None else f"{count:,}" for count in counts)
         told = [
-            f"{self.reason or 'no account'}: {remote} tokens from decode, {local} from prefill's cache,"
-            f" {computed} computed."
+            f"{self.reason or 'no account'}: {remote} tokens from decode, {local} from prefill's cache, {computed} computed."
         ]
         if self.drift is not None and self.drift.breaks_prefix:
             told.append(f"{self.drift}")

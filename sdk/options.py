@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, cast
 
@@ -11,6 +10,8 @@ from bidikv.errors import ConfigurationError
 from bidikv.memory import RESTORE, Memory, Restore
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
     from bidikv.drift import Drift
     from bidikv.retry import RetryPolicy
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import openai
@@ -15,7 +14,7 @@ from bidikv.errors import ConfigurationError, RetriesExhausted
 from bidikv.hints import require_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
 T = TypeVar("T")
 
@@ -151,7 +150,7 @@ def _given_up(error: openai.OpenAIError) -> openai.OpenAIError:
     return error
 
 
-@lru_cache(maxsize=None)
+@cache
 def _exhausted(kind: type[openai.OpenAIError]) -> type[openai.OpenAIError]:
     return type(
         kind.__name__, (kind, RetriesExhausted), {"__module__": kind.__module__, "__doc__": kind.__doc__}

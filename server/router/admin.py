@@ -153,6 +153,23 @@ class AdminRoutes:
         )
         await reply.json(200, {"key": key, "forgotten": True, "decode": outcomes})
 
+    async def explain_own(self, tenant: str, key: ConversationKey, reply: Reply) -> None:
+        """Explain a conversation to the tenant whose it is."""
+        await self._explain(_Caller(tenant), key, reply)
+
+    async def release_own(self, tenant: str, key: ConversationKey, reply: Reply) -> None:
+        """Release a conversation for the tenant whose it is."""
+        await self._release(_Caller(tenant), key, reply)
+
+    async def holders_of_own(self, tenant: str, key: ConversationKey) -> list[str]:
+        """Addresses of the indexes that hold a conversation of this tenant.
+
+        Raises:
+            NotFound: It has no such conversation.
+        """
+        await self._find(_Caller(tenant), key)
+        return self._addresses(await self._state.turns(key))
+
     async def _find(self, caller: _Caller, key: ConversationKey) -> Known:
         """The conversation, if the caller may see it; a foreign one is as unknown as one that never was."""
         known = await self._state.known(key, tenant=caller.tenant)

@@ -18,6 +18,8 @@ from bidikv_server.router.dialects import dialect_of
 from bidikv_server.router.discovery import Discovery
 from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, RouterFault, ShuttingDown
 from bidikv_server.router.metrics import RouterMetrics
+from bidikv_server.router.own import PREFIX as OWN_PREFIX
+from bidikv_server.router.own import OwnRoutes
 from bidikv_server.router.passthrough import PASSED_ON, PassThrough
 from bidikv_server.router.probes import Prober
 from bidikv_server.router.queue import Phase, TurnQueue
@@ -112,6 +114,9 @@ class RouterApp:
             access=self._access,
             releaser=self._releaser,
         )
+        self._own = OwnRoutes(
+            self._admin, access=self._access, releaser=self._releaser, max_ttl_s=settings.max_ttl_s
+        )
         self._endpoints: dict[str, dict[str, Endpoint]] = {
             **{path: {"POST": routes.turn} for path in TURN_PATHS},
             **{path: {"POST": passed.post} for path in PASSED_ON},
@@ -163,6 +168,8 @@ class RouterApp:
     def _endpoint(self, scope: Scope) -> Endpoint:
         if scope["path"].startswith(PREFIX):
             return self._admin.endpoint(scope)
+        if scope["path"].startswith(OWN_PREFIX):
+            return self._own.endpoint(scope)
         methods = self._endpoints.get(scope["path"]) or self._responses.endpoints(scope["path"])
         if methods is None:
             raise NotFound(f"There is no endpoint {scope['path']}.")

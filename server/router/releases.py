@@ -1,4 +1,4 @@
-"""Telling decode to forget a conversation: the router's use of the engines' side channel, if its packages are there."""
+"""Telling decode to forget a conversation, or to keep it: the router's use of the engines' side channel, if it can."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from bidikv_server.connector.side_channel import Client
     from bidikv_server.router.core.ids import ConversationKey
@@ -19,6 +19,7 @@ class Outcome(StrEnum):
     """What became of telling one index."""
 
     RELEASED = "released"
+    RENEWED = "renewed"
     NOT_HELD = "not_held"
     """It knew no such conversation."""
     NO_ANSWER = "no_answer"
@@ -30,7 +31,7 @@ class Outcome(StrEnum):
 
 
 class Releaser:
-    """Releases conversations on decode engines. The side channel is opened with the first one."""
+    """Releases and renews conversations on decode engines. The side channel is opened with the first one."""
 
     def __init__(self, secret: str, *, timeout_s: float = _TIMEOUT_S) -> None:
         self._secret = secret
@@ -39,6 +40,16 @@ class Releaser:
 
     async def release(self, addresses: Iterable[str], key: ConversationKey) -> dict[str, Outcome]:
         """Tell these indexes that a conversation has ended; what each one said, within two seconds."""
+        return await self._tell(addresses, lambda m: m.Release(m.VERSION, key), Outcome.RELEASED)
+
+    async def renew(self, addresses: Iterable[str], key: ConversationKey, ttl_s: float) -> dict[str, Outcome]:
+        """Tell these indexes that a conversation comes back within so many seconds; what each one said."""
+        return await self._tell(addresses, lambda m: m.Renew(m.VERSION, key, ttl_s), Outcome.RENEWED)
+
+    async def _tell(
+        self, addresses: Iterable[str], message: Callable[[Any], Any], done: Outcome
+    ) -> dict[str, Outcome]:
+        """Send what `message` makes of the message types to each index."""
         asked = tuple(dict.fromkeys(addresses))
         if not asked:
             return {}
@@ -49,7 +60,7 @@ class Releaser:
             return dict.fromkeys(asked, Outcome.NOT_TOLD)
         if self._client is None:
             self._client = side_channel.Client(secret=self._secret)
-        request = messages.encode(messages.Release(messages.VERSION, key))
+        request = messages.encode(message(messages))
         answers = asyncio.gather(
             *(
                 asyncio.wrap_future(self._client.submit(address, request, timeout_s=self._timeout_s))
@@ -59,7 +70,7 @@ class Releaser:
         )
         # Shielded: the side channel's thread takes no cancelled future, and the message is on its way anyway.
         replies = await asyncio.shield(answers)
-        return {address: _outcome(reply) for address, reply in zip(asked, replies, strict=True)}
+        return {address: _outcome(reply, done) for address, reply in zip(asked, replies, strict=True)}
 
     async def close(self) -> None:
         """Close the side channel, if it was opened."""
@@ -68,7 +79,7 @@ class Releaser:
             await asyncio.to_thread(client.close)
 
 
-def _outcome(reply: Any) -> Outcome:
+def _outcome(reply: Any, done: Outcome) -> Outcome:
     from bidikv_server.connector import messages  # noqa: PLC0415
 
     if isinstance(reply, OSError):  # TimeoutError is one
@@ -78,4 +89,4 @@ def _outcome(reply: Any) -> Outcome:
     answer = messages.decode(reply)
     if not isinstance(answer, messages.Verdict) or answer.v != messages.VERSION:
         return Outcome.REFUSED
-    return Outcome.RELEASED if answer.valid else Outcome.NOT_HELD
+    return done if answer.valid else Outcome.NOT_HELD

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from bidikv.headers import REUSE_HEADER, SESSION_HEADER
+from bidikv.headers import KEY_HEADER, REUSE_HEADER, SESSION_HEADER
 from bidikv_server import wire
 from bidikv_server.reasons import Reason
 from bidikv_server.router.core import prompt_tokens
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from bidikv_server.router.state.store import StateStore
 
 _log = logging.getLogger(__name__)
-_SESSION = b"x-bidikv-session"
+_SESSION = KEY_HEADER.encode()
 
 
 @dataclass(slots=True)

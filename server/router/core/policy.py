@@ -96,7 +96,8 @@ class Retention:
         if turn.final:
             return Keep(0.0, release=True)
         if turn.retain_s is None:
-            return Keep(min(self.default_s, self.max_s))
+            wait_s = turn.wait_s or 0.0
+            return Keep(min(max(self.default_s, wait_s), self.max_s), protect=wait_s > 0)
         return Keep(min(turn.retain_s, self.max_s), protect=turn.retain_s > 0)
 
 

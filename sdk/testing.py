@@ -1,0 +1,390 @@
+"""A router in memory for the tests of agents: scripted answers, real accounts of reuse, and everything that was asked.
+
+Needs no engine, no network and no test framework. Tokens are counted as four characters each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+import openai
+
+from bidikv._fake_answers import (
+    JSON,
+    dump,
+    error_reply,
+    event_stream,
+    finish_reason,
+    frame,
+    json_reply,
+    response_body,
+)
+from bidikv.client import AsyncOpenAI, OpenAI
+from bidikv.headers import (
+    KEY_HEADER,
+    READBACK_HEADER,
+    REUSE_HEADER,
+    SESSION_HEADER,
+    TURN_HEADER,
+    ReuseHeader,
+    TurnHeader,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import ModuleType
+
+_CHARACTERS: Final = 4
+"""To a token."""
+_BLOCK: Final = 16
+"""Tokens to a block: whole blocks are reused."""
+_OWN: Final = "/v1/bidikv/conversations/"
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One request as it reached the router.
+
+    Attributes:
+        method: In capitals.
+        path: Without the query.
+        headers: By lower-case name.
+        body: Parsed; None without one.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: Any
+
+    @property
+    def session(self) -> str | None:
+        """Wire id of the conversation."""
+        return self.headers.get(SESSION_HEADER.lower())
+
+    @property
+    def turn(self) -> TurnHeader:
+        """What the client said of the turn."""
+        return TurnHeader.parse(self.headers.get(TURN_HEADER))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call of a scripted answer.
+
+    Attributes:
+        name: The tool.
+        arguments: Raw JSON, as a model writes it.
+        id: Of the call; made up without one.
+    """
+
+    name: str
+    arguments: str = "{}"
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    text: str | None = None
+    calls: Sequence[ToolCall] = ()
+    reasoning: str | None = None
+    status: int = 200
+    retry_after_s: float | None = None
+    breaks: bool = False
+
+
+@dataclass(slots=True)
+class _Held:
+    """What decode retains of a conversation."""
+
+    tokens: str
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
+
+
+class FakeRouter:
+    """Answers chat completions, responses and models as a bidikv router does.
+
+    Accounts of reuse are computed from what is sent: a turn that extends its conversation's last one is a `hit`, one whose
+    history changed is `hit_diverged`.
+
+    Attributes:
+        text: The answer where none is scripted.
+        requests: What was asked, in order: generations only.
+        told: What was asked of conversations (explained, released, waits), in order.
+        held: Wire ids or, without one, names of the conversations that decode holds.
+    """
+
+    def __init__(self, text: str = "It is a fake router.") -> None:
+        self.text = text
+        self.requests: list[Received] = []
+        self.told: list[Received] = []
+        self._script: deque[_Script] = deque()
+        self._held: dict[str, _Held] = {}
+        self._released: set[str] = set()
+        self._lock = threading.Lock()
+        self._calls = 0
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Conversations that decode holds."""
+        return tuple(self._held)
+
+    @property
+    def sessions(self) -> list[str | None]:
+        """The conversation that each generation named."""
+        return [request.session for request in self.requests]
+
+    def reply(
+        self, text: str | None = None, *, tool_calls: Sequence[ToolCall] = (), reasoning: str | None = None
+    ) -> None:
+        """Script the next answer; further ones follow it.
+
+        Args:
+            text: Of the answer; None is null, as beside tool calls.
+            tool_calls: The model's.
+            reasoning: The model's.
+        """
+        self._script.append(_Script(text, tool_calls, reasoning))
+
+    def fail(self, status: int = 503, *, times: int = 1, retry_after_s: float | None = None) -> None:
+        """Let the next generations fail.
+
+        Args:
+            status: Of the answer.
+            times: How many.
+            retry_after_s: Sent as `Retry-After`, in seconds.
+        """
+        self._script.extend([_Script(status=status, retry_after_s=retry_after_s)] * times)
+
+    def break_stream(self) -> None:
+        """Let the next stream end with an error event after its first text."""
+        self._script.append(_Script(self.text, breaks=True))
+
+    def client(self, **options: Any) -> OpenAI:
+        """A client of this router, as `bidikv.OpenAI` takes its arguments. No socket is opened."""
+        return OpenAI(**self._options(options, http_client=_http().Client(transport=self.transport())))
+
+    def async_client(self, **options: Any) -> AsyncOpenAI:
+        """An asynchronous client of this router. No socket is opened."""
+        return AsyncOpenAI(
+            **self._options(options, http_client=_http().AsyncClient(transport=self.transport()))
+        )
+
+    def transport(self) -> Any:
+        """A transport of the HTTP library of the OpenAI client, for clients that are made elsewhere."""
+        http = _http()
+
+        def handle(request: Any) -> Any:
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            status, told, content = self.answer(request.method, request.url.path, headers, request.read())
+            return http.Response(status, headers=told, content=content)
+
+        async def handle_async(request: Any) -> Any:
+            await request.aread()
+            return handle(request)
+
+        class Both(http.MockTransport):  # type: ignore[misc, name-defined] # whichever library it is
+            async def handle_async_request(self, request: Any) -> Any:
+                return await handle_async(request)
+
+        return Both(handle)
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[str]:
+        """Answer on a free loopback port meanwhile; yields the base URL, with `/v1`."""
+        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+    def answer(
+        self, method: str, path: str, headers: Mapping[str, str], raw: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Answer one request: status, headers, body.
+
+        Args:
+            method: In capitals.
+            path: Without the query.
+            headers: By lower-case name.
+            raw: The body.
+        """
+        request = Received(method, path, dict(headers), json.loads(raw) if raw else None)
+        with self._lock:
+            if path.startswith(_OWN):
+                return self._own(request)
+            if path.endswith("/models"):
+                return json_reply(200, {"object": "list", "data": [{"id": "fake", "object": "model"}]})
+            if method != "POST" or not path.endswith(("/chat/completions", "/completions", "/responses")):
+                return error_reply(404, f"There is no endpoint {path}.")
+            return self._generate(request)
+
+    def _options(self, options: Mapping[str, Any], *, http_client: Any) -> dict[str, Any]:
+        return {"base_url": "http://router/v1", "api_key": "fake", "http_client": http_client, **options}
+
+    def _generate(self, request: Received) -> tuple[int, dict[str, str], bytes]:
+        self.requests.append(request)
+        script = self._script.popleft() if self._script else _Script(self.text)
+        if script.status != 200:
+            status, headers, body = error_reply(script.status, "The fake router fails as it was told to.")
+            if script.retry_after_s is not None:
+                headers["retry-after"] = f"{script.retry_after_s:g}"
+            return status, headers, body
+        message = self._message(script)
+        key, reuse = self._account(request, message)
+        headers = {REUSE_HEADER: reuse.format(), KEY_HEADER: key}
+        usage = {
+            "prompt_tokens": reuse.prompt_tokens,
+            "completion_tokens": len(json.dumps(message)) // _CHARACTERS,
+            "total_tokens": (reuse.prompt_tokens or 0) + len(json.dumps(message)) // _CHARACTERS,
+        }
+        if request.path.endswith("/responses"):
+            return 200, headers | JSON, response_body(message, request.body)
+        if request.body.get("stream"):
+            return (
+                200,
+                headers | {"content-type": "text/event-stream"},
+                event_stream(message, usage, request.body, breaks=script.breaks),
+            )
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": finish_reason(message),
+            "text": message["content"],
+        }
+        kind = "chat.completion" if "/chat/" in request.path else "text_completion"
+        return (
+            200,
+            headers | JSON,
+            dump({**frame(kind, request.body), "choices": [choice], "usage": usage}),
+        )
+
+    def _message(self, script: _Script) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": script.text}
+        if script.reasoning is not None:
+            message["reasoning"] = script.reasoning
+        calls = []
+        for call in script.calls:
+            self._calls += 1
+            function = {"name": call.name, "arguments": call.arguments}
+            calls.append({"id": call.id or f"call_{self._calls}", "type": "function", "function": function})
+        return message | ({"tool_calls": calls} if calls else {})
+
+    def _account(self, request: Received, message: Mapping[str, Any]) -> tuple[str, ReuseHeader]:
+        """What became of the prompt; remembers the turn."""
+        prompt = _spell(request.body)
+        name = request.session or prompt[:256]
+        key, turn = _key(name), request.turn
+        held = self._held.get(name)
+        reason, remote = "new_conversation", 0
+        if request.headers.get(READBACK_HEADER) == "off":
+            reason = "readback_off"
+        elif held is not None:
+            shared = _shared(held.tokens, prompt)
+            remote = shared // _CHARACTERS // _BLOCK * _BLOCK
+            whole = len(held.tokens) - shared < _CHARACTERS * _BLOCK
+            reason = "hit" if whole and remote else "hit_diverged" if remote else "diverged"
+        elif name in self._released:
+            reason = "released"
+        tokens = -(-len(prompt) // _CHARACTERS)
+        diverged = remote if reason in {"hit_diverged", "diverged"} else None
+        reuse = ReuseHeader(reason, tokens, remote, 0, tokens - remote, diverged)
+        if turn.kind != "aux" and reason != "readback_off":
+            self._remember(name, prompt + _spell({"messages": [message]}), reuse, final=turn.final)
+        return key, reuse
+
+    def _remember(self, name: str, tokens: str, reuse: ReuseHeader, *, final: bool) -> None:
+        if final:
+            self._held.pop(name, None)
+            self._released.add(name)
+            return
+        held = self._held.setdefault(name, _Held(""))
+        held.tokens = tokens
+        held.turns.append(
+            {
+                "reason": reuse.reason,
+                "advice": f"This is a fake router's advice on {reuse.reason}.",
+                "prompt_tokens": reuse.prompt_tokens,
+                "remote_tokens": reuse.remote_tokens,
+                "computed_tokens": reuse.computed_tokens,
+                "placement": "home",
+            }
+        )
+
+    def _own(self, request: Received) -> tuple[int, dict[str, str], bytes]:
+        self.told.append(request)
+        key, _, action = request.path.removeprefix(_OWN).partition("/")
+        name = next((name for name in self._held if _key(name) == key), None)
+        if name is None:
+            return error_reply(404, f"There is no conversation {key}.")
+        if action == "wait":
+            self._held[name].waits_s.append(request.body["wait_s"])
+            return json_reply(200, {"key": key, "wait_s": request.body["wait_s"], "decode": {}})
+        if request.method == "DELETE":
+            del self._held[name]
+            self._released.add(name)
+            return json_reply(200, {"key": key, "forgotten": True, "decode": {}})
+        return json_reply(200, {"key": key, "recent": list(reversed(self._held[name].turns))})
+
+
+def _http() -> ModuleType:
+    """The HTTP library that the OpenAI client speaks through: another one since its version 3."""
+    return import_module("httpx" if openai.__version__.startswith("2.") else "httpx2")
+
+
+def _handler(router: FakeRouter) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _serve(self) -> None:
+            raw = self.rfile.read(int(self.headers.get("content-length") or 0))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            status, told, content = router.answer(self.command, self.path.partition("?")[0], headers, raw)
+            self.send_response(status)
+            for name, value in {**told, "content-length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_DELETE = _serve  # noqa: N815 - the names that the library calls
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing on stderr."""
+
+    return Handler
+
+
+def _key(name: str) -> str:
+    """As a router's keys look: 32 hex characters."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _shared(before: str, now: str) -> int:
+    """Characters at the start that both have."""
+    pairs = enumerate(zip(before, now, strict=False))
+    return next((place for place, (old, new) in pairs if old != new), min(len(before), len(now)))
+
+
+def _spell(body: Mapping[str, Any]) -> str:
+    """A prompt as a template would write it: tools first, then the messages, with reasoning left out."""
+    parts = [json.dumps(body["tools"])] if body.get("tools") else []
+    messages = body.get("messages", body.get("input", body.get("prompt", "")))
+    if isinstance(messages, str):
+        return "".join([*parts, messages])
+    for message in messages:
+        fields = {name: value for name, value in message.items() if name not in {"reasoning", "index"}}
+        parts.append(json.dumps(fields, sort_keys=True))
+    return "".join(parts)
