@@ -40,7 +40,7 @@ def error_reply(status: int, message: str) -> tuple[int, dict[str, str], bytes]:
 
 def response_body(message: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     """An answer of the Responses API."""
-    text = {"type": "output_text", "text": message["content"] or "", "annotations": []}
+    text: dict[str, Any] = {"type": "output_text", "text": message["content"] or "", "annotations": []}
     item = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [text]}
     body_frame = {**frame("response", body), "created_at": 1, "status": "completed", "output": [item]}
     return dump({**body_frame, "parallel_tool_calls": True, "tool_choice": "auto", "tools": []})

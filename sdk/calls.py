@@ -16,7 +16,7 @@ import openai
 from bidikv.errors import DriftError, DriftWarning
 from bidikv.fidelity import Answer, answer_in
 from bidikv.identity import Identity, headers_for, resolve
-from bidikv.reuse import TurnReport, key_in, remember, reuse_in, turn_of, watch_stream
+from bidikv.reuse import TurnReport, is_raw, key_in, remember, reuse_in, turn_of, watch_stream
 
 if TYPE_CHECKING:
     from bidikv.memory import Reviewed
@@ -149,7 +149,7 @@ def _begin(options: Any, settings: Settings, client_headers: Mapping[str, object
 
 def _parsed(response: Any) -> Any:
     """What the caller of a raw response will get from its `parse()`, which keeps it; other responses are that themselves."""
-    if not hasattr(response, "http_response") or not hasattr(response, "parse"):
+    if not is_raw(response):
         return response
     try:
         return response.parse()
@@ -165,7 +165,7 @@ def _callers_level() -> int:
     frame, level = sys._getframe(1), 1  # noqa: SLF001 - `warnings` has no way to skip packages before Python 3.12
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame, level = frame.f_back, level + 1
-    return level - 1
+    return level
 
 
 def told_of(response: Any) -> TurnReport:

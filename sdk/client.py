@@ -288,9 +288,9 @@ def wrap(client: ClientT, **options: Unpack[BidiKVOptions]) -> ClientT:
     if not isinstance(client, openai.OpenAI | openai.AsyncOpenAI):
         raise TypeError(f"wrap takes a client of the openai package, not {type(client).__name__}")
     if isinstance(client, _Shared):
-        settings, kind = client._bidikv.updated(options), type(client)  # noqa: SLF001 - ours
+        settings, kind = client._bidikv.updated(options), cast("Any", type(client))  # noqa: SLF001 - ours
     else:
-        settings, kind = split(options)[0], _wrapping(type(client))
+        settings, kind = split(options)[0], _wrapping(cast("Any", type(client)))
     wrapped = object.__new__(kind)
     # What is cached on the instance (`chat`, `with_raw_response`) is bound to it; everything else is taken over.
     cached = {
@@ -304,7 +304,7 @@ def wrap(client: ClientT, **options: Unpack[BidiKVOptions]) -> ClientT:
 
 
 @functools.cache
-def _wrapping(kind: type[Any]) -> type[Any]:
+def _wrapping(kind: Any) -> Any:
     known = _OURS_FOR.get(kind)
     if known is not None:
         return known

@@ -210,12 +210,12 @@ def _change(reading: Reading, old: History, at: int) -> Drift | None:
     )
     if before.role in _SYSTEM_ROLES and now.role in _SYSTEM_ROLES:
         return Drift("system", at, field, at, lost) if goes_on else None
-    # An answer that comes back changed is never another way on: the model said something else.
-    if goes_on or before.role == now.role == "assistant":
+    if goes_on:
         return Drift("edit", at, field, at, lost)
     if _taken_out(reading, old, at) or _put_in(reading, old, at):
         return Drift("edit", at, None, at, lost)
-    return None
+    # An answer that comes back changed is never another way on: the model said something else.
+    return Drift("edit", at, field, at, lost) if before.role == now.role == "assistant" else None
 
 
 def _taken_out(reading: Reading, old: History, at: int) -> bool:

@@ -31,17 +31,19 @@ class Links:
 
     def release(self) -> None:
         """Tell them that the conversation has ended."""
-        for key, client in self._known(forget=True):
+        for key, client in self._known():
             if isinstance(client, openai.AsyncOpenAI):
                 log.warning(
                     "a conversation of an asynchronous client is ended by `await conversation.aclose()`"
                 )
             else:
+                self._forget(key)
                 release(client, key)
 
     async def arelease(self) -> None:
         """Tell them that the conversation has ended, from a coroutine."""
-        for key, client in self._known(forget=True):
+        for key, client in self._known():
+            self._forget(key)
             if isinstance(client, openai.AsyncOpenAI):
                 await arelease(client, key)
             else:
@@ -65,12 +67,13 @@ class Links:
             except (openai.OpenAIError, RuntimeError) as error:
                 _not_told(error)
 
-    def _known(self, *, forget: bool = False) -> list[tuple[str, Any]]:
+    def _known(self) -> list[tuple[str, Any]]:
         with self._lock:
-            known = list(self._clients.items())
-            if forget:
-                self._clients.clear()
-        return known
+            return list(self._clients.items())
+
+    def _forget(self, key: str) -> None:
+        with self._lock:
+            self._clients.pop(key, None)
 
 
 def release(client: openai.OpenAI, key: str) -> None:

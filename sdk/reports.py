@@ -59,7 +59,9 @@ class ReuseReport:
 
     def __str__(self) -> str:
         """A table: one line for each turn, and their sum."""
-        rows = [("turn", "reason", "prompt", "remote", "local", "computed", "TTFT", "history")]
+        rows: list[tuple[str, ...]] = [
+            ("turn", "reason", "prompt", "remote", "local", "computed", "TTFT", "history")
+        ]
         rows += [
             (str(number), turn.reason or "-", *map(_cell, _counts(turn)), _time(turn.ttft_s), _history(turn))
             for number, turn in enumerate(self.turns)

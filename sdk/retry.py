@@ -145,13 +145,14 @@ def _given_up(error: openai.OpenAIError) -> openai.OpenAIError:
     attempts = getattr(error, "_bidikv_attempts", None)
     if attempts is None or isinstance(error, RetriesExhausted):
         return error
-    error.__class__ = _exhausted(type(error))
+    kind: Any = type(error)
+    error.__class__ = _exhausted(kind)
     error.attempts = attempts  # type: ignore[attr-defined] # declared by the class it has now
     return error
 
 
 @cache
-def _exhausted(kind: type[openai.OpenAIError]) -> type[openai.OpenAIError]:
+def _exhausted(kind: Any) -> Any:
     return type(
         kind.__name__, (kind, RetriesExhausted), {"__module__": kind.__module__, "__doc__": kind.__doc__}
     )

@@ -135,13 +135,17 @@ def key_in(headers: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def answer_of(response: object) -> Answer | None:
+def answer_of(response: Any) -> Answer | None:
     """What the model said in a parsed or raw response, or so far in a stream; None for anything else."""
     for candidate in (response, getattr(response, "_raw_stream", None)):
         if candidate is not None and (answer := _answers.get(candidate)) is not None:
             return answer
-    parse = getattr(response, "parse", None) if hasattr(response, "http_response") else None
-    return answer_in(parse() if parse is not None else response)
+    return answer_in(response.parse() if is_raw(response) else response)
+
+
+def is_raw(response: Any) -> bool:
+    """Whether it is what `with_raw_response` returns, whose body has been read. The class has no public name."""
+    return type(response).__name__ == "LegacyAPIResponse"
 
 
 def watch_stream(

@@ -20,6 +20,7 @@ seconds = st.none() | st.integers(0, 10**12).map(lambda milliseconds: millisecon
     parent=ids,
     agent=st.none() | st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=64),
     retain_s=seconds,
+    wait_s=seconds,
     final=st.booleans(),
 )
 def test_turn_round_trip(**members):
@@ -52,7 +53,19 @@ def test_written_headers_are_ascii(agent):
 
 
 @pytest.mark.parametrize(
-    "value", [None, "", "v=2, i=3", "v=1; i=3", "i=3", "v=1, i=-3", 'v=1, p="short"', "v=1, ret=x"]
+    "value",
+    [
+        None,
+        "",
+        "v=2, i=3",
+        "v=1; i=3",
+        "i=3",
+        "v=1, i=-3",
+        'v=1, p="short"',
+        "v=1, ret=x",
+        "v=1, w=-1",
+        "v=1, w",
+    ],
 )
 def test_turn_defaults(value):
     """A header that is missing, of another version or ill-typed says nothing."""

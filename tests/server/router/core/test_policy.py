@@ -155,11 +155,17 @@ def test_alone():
         (TurnHeader(retain_s=2000), True, 300.0),
         (TurnHeader(retain_s=20, final=True), True, 0.0),
         (TurnHeader(kind="aux"), True, 0.0),
+        (TurnHeader(kind="aux", wait_s=5), True, 0.0),
+        (TurnHeader(wait_s=5), True, 100.0),
+        (TurnHeader(wait_s=200), True, 200.0),
+        (TurnHeader(wait_s=2000), True, 300.0),
+        (TurnHeader(wait_s=0), True, 100.0),
+        (TurnHeader(wait_s=200, retain_s=20), True, 20),
     ],
 )
 def test_retention(header, readback, seconds):
     """The client's hint within the limit; nothing for a last or auxiliary turn."""
     keep = Retention(100.0, 300.0).keep(header, readback=readback)
     assert keep.retain_s == seconds
-    assert keep.protect == (seconds > 0 and header.retain_s is not None)
+    assert keep.protect == (seconds > 0 and (header.retain_s is not None or bool(header.wait_s)))
     assert keep.release == (readback and header.final)

@@ -1,0 +1,132 @@
+"""What our client adds to a call, and `import bidikv` to a start, against the plain openai package.
+
+python benchmarks/sdk/overhead.py [--messages 200] [--json FILE]
+
+Calls go through the whole client to a transport in memory that answers at once, so that nothing but the client is
+measured. Plain and ours take turns call by call, so that a busy machine slows both; medians of the differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import openai
+
+import bidikv
+
+_HTTP: Any = import_module("httpx" if openai.__version__.startswith("2.") else "httpx2")
+_ANSWER = {
+    "id": "x",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
+}
+_HEADERS = {
+    "x-bidikv-reuse": 'v=1, reason="hit", prompt=100, remote=64, local=16, computed=20',
+    "x-bidikv-session": "0" * 32,
+}
+
+
+def client(kind: Any, **options: Any) -> Any:
+    """A client that is answered at once."""
+    transport = _HTTP.MockTransport(lambda _: _HTTP.Response(200, headers=_HEADERS, json=_ANSWER))
+    http_client = _HTTP.Client(transport=transport)
+    return kind(base_url="http://router/v1", api_key="k", http_client=http_client, **options)
+
+
+def history(messages: int) -> list[dict[str, Any]]:
+    """An agent's history: a third of it tool calls, a third results of 400 characters."""
+    told: list[dict[str, Any]] = [
+        {"role": "system", "content": "s" * 2000},
+        {"role": "user", "content": "u" * 300},
+    ]
+    while len(told) < messages:
+        number = len(told)
+        call = {
+            "id": f"call_{number}",
+            "type": "function",
+            "function": {"name": "search", "arguments": json.dumps({"pattern": f"p{number}", "limit": 10})},
+        }
+        told.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        told.append({"role": "tool", "tool_call_id": f"call_{number}", "content": f"{number} " * 100})
+        told.append({"role": "assistant", "content": f"found {number} " * 20})
+    return told[:messages]
+
+
+def overhead_ms(messages: int, calls: int) -> dict[str, float]:
+    """Milliseconds of a call: plain, ours, and what ours adds. Each turn appends two messages, as an agent does."""
+    plain, ours = client(openai.OpenAI), client(bidikv.OpenAI, conversation="a")
+    told = history(messages)
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": f"tool_{n}", "description": "d" * 200, "parameters": {"type": "object"}},
+        }
+        for n in range(10)
+    ]
+    times: dict[str, list[float]] = {"plain": [], "ours": []}
+    added = []
+    for number in range(calls + 20):
+        told[-2:] = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": f"turn {number}"}]
+        pair = {}
+        order = (("plain", plain), ("ours", ours)) if number % 2 else (("ours", ours), ("plain", plain))
+        for name, talker in order:
+            started_s = time.perf_counter()
+            talker.chat.completions.create(model="m", messages=told, tools=tools)
+            pair[name] = (time.perf_counter() - started_s) * 1000
+        if number >= 20:
+            for name, taken in pair.items():
+                times[name].append(taken)
+            added.append(pair["ours"] - pair["plain"])
+    figures = {f"{name}_ms": statistics.median(taken) for name, taken in times.items()}
+    return {**figures, "added_ms": statistics.median(added)}
+
+
+def import_ms(statement: str, runs: int) -> float:
+    """Milliseconds that a fresh interpreter takes for a statement, its own start taken off; the least of the runs."""
+    program = f"import time; t = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
+    taken = [
+        float(
+            subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        )
+        for _ in range(runs)
+    ]
+    return min(taken) * 1000
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--messages", type=int, default=200, help="length of the history")
+    parser.add_argument("--calls", type=int, default=300, help="pairs of calls")
+    parser.add_argument("--runs", type=int, default=7, help="fresh interpreters for each import")
+    parser.add_argument("--json", type=Path, default=None, help="write the figures here")
+    arguments = parser.parse_args()
+    figures: dict[str, float] = overhead_ms(arguments.messages, arguments.calls)
+    for name, statement in {
+        "import_openai_ms": "import openai",
+        "import_bidikv_ms": "import bidikv",
+        "import_client_ms": "import bidikv; bidikv.OpenAI",
+    }.items():
+        figures[name] = import_ms(statement, arguments.runs)
+    figures["import_ratio"] = figures["import_client_ms"] / figures["import_openai_ms"]
+    for name, value in figures.items():
+        print(f"{name:18} {value:8.3f}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"openai": openai.__version__, **figures}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
