@@ -16,7 +16,16 @@ from bidikv.conversations import Conversation
 from bidikv.environment import options_from
 from bidikv.explain import Explanation, explain_locally, explain_with
 from bidikv.identity import is_generation
-from bidikv.options import OURS, AzureOptions, BidiKVOptions, OpenAIOptions, Settings, split
+from bidikv.options import (
+    OURS,
+    AzureOptions,
+    BidiKVOptions,
+    OnDrift,
+    OpenAIOptions,
+    PlainOptions,
+    Settings,
+    split,
+)
 from bidikv.reuse import TurnReport, remember, turn_of
 
 if TYPE_CHECKING:
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
 
     from bidikv.hints import Kind
     from bidikv.ids import Key
+    from bidikv.memory import Restore
     from bidikv.retry import RetryPolicy
 
     ClientT = TypeVar("ClientT", bound="openai.OpenAI | openai.AsyncOpenAI")
@@ -234,7 +244,18 @@ class OpenAI(_SyncCalls, openai.OpenAI):
 
     if TYPE_CHECKING:
 
-        def __init__(self, **options: Unpack[OpenAIOptions]) -> None: ...
+        def __init__(
+            self,
+            *,
+            conversation: Conversation | str | None = None,
+            readback: bool = True,
+            enabled: bool = True,
+            restore: Restore = "spelling",
+            on_drift: OnDrift = "ignore",
+            retry: RetryPolicy | None = None,
+            secret: bytes | None = None,
+            **options: Unpack[PlainOptions],
+        ) -> None: ...
 
 
 class AsyncOpenAI(_AsyncCalls, openai.AsyncOpenAI):

@@ -10,11 +10,15 @@ from __future__ import annotations
 import json
 import marshal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 DriftKind: TypeAlias = Literal["start", "append", "retry", "rewind", "fork", "edit", "tools", "system"]
 
+Tools: TypeAlias = tuple[tuple[str, int], ...]
+
+_LIST_HEAD: Final = 5
+"""Bytes before the first member of a list: its type and length."""
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _NOT_COMPARED: Final = frozenset({"reasoning", "reasoning_content", "refusal", "annotations", "audio"})
 """Fields of an answer that clients drop from history, or that no template prints."""
@@ -84,17 +88,15 @@ def _what_is_lost(drift: Drift) -> str:
     return "this message and all after it are"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Mark:
     """What is kept of one message.
 
     Attributes:
-        quick: Hash of the message exactly as it was sent last; None if it has none.
         fields: Hash of each field that counts, whatever its spelling.
         role: Its role.
     """
 
-    quick: int | None
     fields: dict[str, int]
     role: str
 
@@ -107,54 +109,58 @@ class History:
         marks: Of its messages, and of the answer once that is known.
         tools: Hash of each tool by name, in order.
         prompt: How many of the marks are of its prompt.
+        size: Bytes of its prompt in one exact spelling; 0 if it has none.
+        exact: Hash of those.
     """
 
     marks: tuple[Mark, ...]
-    tools: tuple[tuple[str, int], ...]
+    tools: Tools
     prompt: int
+    size: int = 0
+    exact: int = 0
+
+    def with_answer(self, message: Mapping[str, Any]) -> History:
+        """The same history and the answer to it."""
+        return replace(self, marks=(*self.marks[: self.prompt], mark_of(message)))
 
 
 class Reading:
-    """One request's messages, hashed no further than they are asked for."""
+    """One request's messages, hashed one by one only as far as they differ from those before."""
 
-    def __init__(self, messages: Sequence[Any], tools: object) -> None:
+    def __init__(self, messages: Sequence[Any], tools: Tools) -> None:
         self.messages = messages
-        self.quicks = [_quick(message) for message in messages]
-        self.tools = _tools(tools)
+        self.tools = tools
+        # One spelling of all messages, which begins as that of any shorter list of the same ones does.
+        self._spelling = memoryview(_spell(list(messages)) or b"")[_LIST_HEAD:]
         self._marks: dict[int, Mark] = {}
-
-    def same(self, index: int, mark: Mark) -> bool:
-        """Whether a message is the one that was marked; a new spelling of it is taken note of."""
-        quick = self.quicks[index]
-        if quick is not None and quick == mark.quick:
-            return True
-        if self.mark(index).fields != mark.fields:
-            return False
-        mark.quick = quick
-        return True
 
     def mark(self, index: int) -> Mark:
         """The mark of one message."""
         mark = self._marks.get(index)
         if mark is None:
-            mark = self._marks[index] = mark_of(self.messages[index], self.quicks[index])
+            mark = self._marks[index] = mark_of(self.messages[index])
         return mark
+
+    def same(self, index: int, mark: Mark) -> bool:
+        """Whether a message is the one that was marked."""
+        return self.mark(index).fields == mark.fields
 
     def shared(self, history: History) -> int:
         """Messages at the start that are as they were in that history."""
         marks = history.marks
         limit = min(len(marks), len(self.messages))
-        for index in range(limit):
-            quick = self.quicks[index]
-            if (quick is None or quick != marks[index].quick) and not self.same(index, marks[index]):
-                return index
-        return limit
+        # All of an agent's history comes back as it was, nearly always: that takes one look.
+        begins_alike = 0 < history.size <= len(self._spelling) and (
+            hash(self._spelling[: history.size]) == history.exact
+        )
+        start = min(history.prompt, limit) if begins_alike else 0
+        return next((i for i in range(start, limit) if not self.same(i, marks[i])), limit)
 
     def history(self, base: History | None, shared: int) -> History:
         """What to keep of the request; marks that it shares with an earlier history are that history's own."""
         kept = base.marks[:shared] if base is not None else ()
         new = tuple(self.mark(index) for index in range(len(kept), len(self.messages)))
-        return History(kept + new, self.tools, len(self.messages))
+        return History(kept + new, self.tools, len(self.messages), len(self._spelling), hash(self._spelling))
 
 
 def compare(reading: Reading, known: Sequence[History]) -> tuple[Drift, History | None, int]:
@@ -248,36 +254,29 @@ def _differing_field(old: Mark, new: Mark) -> str | None:
     return next((name for name in names if old.fields.get(name) != new.fields.get(name)), None)
 
 
-def _differing_tool(new: Sequence[tuple[str, int]], old: Sequence[tuple[str, int]]) -> str | None:
+def _differing_tool(new: Tools, old: Tools) -> str | None:
     """Name of the first tool that was changed, added or taken out; None when only their order differs."""
     before, after = dict(old), dict(new)
     changed = [name for name, _ in [*new, *old] if before.get(name) != after.get(name)]
     return changed[0] if changed else None
 
 
-def _quick(message: Any) -> int | None:
+def _spell(value: Any) -> bytes | None:
+    """A JSON-like value in one spelling; None for anything else. Version 2 of the format does not depend on identity."""
     try:
-        return hash(frozenset(message.items()))
-    except (TypeError, AttributeError):
-        return _hash(message)
-
-
-def _hash(value: Any) -> int | None:
-    """Hash of a JSON-like value; None for anything else. Version 2 of the format does not depend on object identity."""
-    try:
-        return hash(marshal.dumps(value, 2))
+        return marshal.dumps(value, 2)
     except ValueError:
         return None
 
 
-def mark_of(message: Any, quick: int | None = None) -> Mark:
+def mark_of(message: Any) -> Mark:
     """What to keep of one message.
 
     Null, empty and absent are the same, as are text and a list of one text, and two spellings of a tool call's JSON:
     clients differ in which they send, and prompts do not.
     """
     if not isinstance(message, Mapping):
-        return Mark(quick, {"type": hash(type(message).__name__), "value": hash(repr(message))}, "")
+        return Mark({"type": hash(type(message).__name__), "value": hash(repr(message))}, "")
     fields: dict[str, int] = {}
     for name, value in message.items():
         if not value or name in _NOT_COMPARED:
@@ -288,7 +287,7 @@ def mark_of(message: Any, quick: int | None = None) -> Mark:
         else:
             fields[name] = _hash_field(_plain(value) if name == "content" else value)
     role = message.get("role")
-    return Mark(quick, fields, role if isinstance(role, str) else str(message.get("type", "")))
+    return Mark(fields, role if isinstance(role, str) else str(message.get("type", "")))
 
 
 def _mark_call(fields: dict[str, int], path: str, call: Any) -> None:
@@ -322,11 +321,18 @@ def meaning(arguments: Any) -> Any:
 def _hash_field(value: Any) -> int:
     if isinstance(value, str):
         return hash(value)
-    found = _hash(value)
-    return hash(repr(value)) if found is None else found
+    spelt = _spell(value)
+    return hash(repr(value) if spelt is None else spelt)
 
 
-def _tools(tools: object) -> tuple[tuple[str, int], ...]:
+def spelling_of(value: Any) -> int | None:
+    """Hash of a JSON-like value in its exact spelling; None for anything else."""
+    spelt = _spell(value)
+    return None if spelt is None else hash(spelt)
+
+
+def tools_of(tools: object) -> Tools:
+    """Hash of each tool by name, in order."""
     if not isinstance(tools, list | tuple):
         return ()
     return tuple((tool_name(tool), _hash_field(tool)) for tool in tools)

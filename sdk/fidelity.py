@@ -5,10 +5,12 @@ Pure: reads parsed responses of the OpenAI client, and builds new messages besid
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bidikv.drift import meaning, tool_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 _REASONING: Final = ("reasoning", "reasoning_content")
 """vLLM's name for it, and its older one."""
@@ -129,6 +131,22 @@ def message_of(response: Any) -> dict[str, Any]:
     return answer.message()
 
 
+def is_as_generated(
+    message: Mapping[str, Any], arguments: Mapping[str, str], blanks: Mapping[str, str | None]
+) -> bool:
+    """Whether a message's tool calls need no look of `restored_message`. Quick: all of a history is asked in every turn."""
+    calls = message["tool_calls"]
+    try:
+        for call in calls:
+            raw = arguments.get(call["id"])
+            if raw is not None and raw != call["function"]["arguments"]:
+                return False
+        first = calls[0]["id"]
+        return bool(message["content"]) or first not in blanks or blanks[first] == message["content"]
+    except (TypeError, KeyError, IndexError):
+        return False
+
+
 def restored_message(
     message: Mapping[str, Any],
     arguments: Mapping[str, str],
@@ -148,7 +166,7 @@ def restored_message(
     changes: dict[str, Any] = {}
     fields: list[str] = []
     calls = message.get("tool_calls")
-    if isinstance(calls, Sequence) and calls:
+    if isinstance(calls, list) and calls:
         spelt = [_restored_call(call, arguments) for call in calls]
         changed = [position for position, call in enumerate(spelt) if call is not calls[position]]
         if changed:
@@ -166,11 +184,11 @@ def restored_message(
 
 
 def _known(call: Any, by_id: Mapping[str, Any]) -> bool:
-    return isinstance(call, Mapping) and call.get("id") in by_id
+    return isinstance(call, dict) and call.get("id") in by_id
 
 
 def _restored_call(call: Any, arguments: Mapping[str, str]) -> Any:
-    if not _known(call, arguments) or not isinstance(function := call.get("function"), Mapping):
+    if not _known(call, arguments) or not isinstance(function := call.get("function"), dict):
         return call
     raw, sent = arguments[call["id"]], function.get("arguments")
     if sent == raw or meaning(sent) != meaning(raw):

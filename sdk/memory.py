@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from bidikv.drift import Drift, History, Reading, compare, mark_of, tool_name
-from bidikv.fidelity import ordered_tools, restored_message
+from bidikv.drift import Drift, History, Reading, Tools, compare, spelling_of, tools_of
+from bidikv.fidelity import is_as_generated, ordered_tools, restored_message
 
 if TYPE_CHECKING:
     from bidikv.fidelity import Answer
@@ -35,6 +35,7 @@ class _Session:
     blanks: OrderedDict[str, str | None] = field(default_factory=OrderedDict)
     reasoning: OrderedDict[tuple[Any, ...], tuple[str, str]] = field(default_factory=OrderedDict)
     tools: dict[str, int] = field(default_factory=dict)
+    tool_sets: OrderedDict[int, Tools] = field(default_factory=OrderedDict)
     system: Mapping[str, Any] | None = None
     keys: dict[str, None] = field(default_factory=dict)
 
@@ -81,18 +82,20 @@ class Memory:
         restored: list[str] = []
         with self._lock:
             known = self._sessions.get(session) or _Session()
+            spelt = None
             if restore != "off":
                 spelt = _spelt(messages, known, restored, reasoning=restore == "all")
-                if isinstance(tools, list | tuple) and (ordered := ordered_tools(tools, known.tools)):
+            offered = known.tool_sets.get(spelling_of(tools) or 0) if tools else ()
+            if offered is None and restore != "off" and isinstance(tools, list | tuple):
+                ordered = ordered_tools(tools, known.tools)
+                if ordered is not None:
                     changes["tools"] = tools = ordered
                     restored.append("tools")
-            else:
-                spelt = None
             if freeze_system and known.system is not None:
                 spelt = _frozen(messages if spelt is None else spelt, known.system, restored) or spelt
             if spelt is not None:
                 changes[name] = messages = spelt
-            reading = Reading(messages, tools)
+            reading = Reading(messages, tools_of(tools) if offered is None else offered)
             drift, base, shared = compare(reading, known.histories)
             return Reviewed(changes, tuple(restored), drift, reading.history(base, shared))
 
@@ -103,8 +106,12 @@ class Memory:
         with self._lock:
             known = self._session(session)
             _replace(known.histories, reviewed.history, reviewed.history)
-            for tool in body.get("tools") or ():
-                known.tools.setdefault(tool_name(tool), len(known.tools))
+            tools = reviewed.changes.get("tools", body.get("tools"))
+            spelling = spelling_of(tools) if tools else None
+            if spelling is not None and spelling not in known.tool_sets:
+                _put(known.tool_sets, spelling, reviewed.history.tools, most=_HISTORIES)
+                for name, _ in reviewed.history.tools:
+                    known.tools.setdefault(name, len(known.tools))
             if freeze_system and known.system is None:
                 known.system = _system_of(body.get("messages"))
 
@@ -112,7 +119,7 @@ class Memory:
         """Remember what the model said to it."""
         message = answer.message()
         history = reviewed.history
-        longer = History((*history.marks, mark_of(message)), history.tools, history.prompt)
+        longer = history.with_answer(message)
         with self._lock:
             known = self._session(session)
             _replace(known.histories, history, longer)
@@ -144,9 +151,9 @@ class Memory:
         return known
 
 
-def _put(entries: OrderedDict[Any, Any], name: Any, value: Any) -> None:
+def _put(entries: OrderedDict[Any, Any], name: Any, value: Any, *, most: int = _SPELLINGS) -> None:
     entries[name] = value
-    while len(entries) > _SPELLINGS:
+    while len(entries) > most:
         entries.popitem(last=False)
 
 
@@ -173,15 +180,18 @@ def _spelt(
     messages: Sequence[Any], known: _Session, restored: list[str], *, reasoning: bool
 ) -> list[Any] | None:
     """The messages with the model's own spelling; None if they have it."""
-    if not known.arguments and not (reasoning and known.reasoning):
+    recalls = reasoning and bool(known.reasoning)
+    if not known.arguments and not recalls:
         return None
     spelt: list[Any] | None = None
     for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or message.get("role") != "assistant":
+        if not isinstance(message, dict) or not (message.get("tool_calls") or recalls):
             continue
-        lost = known.reasoning.get(_name(message)) if reasoning else None
-        if lost is None and not message.get("tool_calls"):
+        if message.get("role") != "assistant":
             continue
+        if not recalls and is_as_generated(message, known.arguments, known.blanks):
+            continue
+        lost = known.reasoning.get(_name(message)) if recalls else None
         found = restored_message(message, known.arguments, known.blanks, lost)
         if found is not None:
             spelt = list(messages) if spelt is None else spelt

@@ -31,8 +31,8 @@ class BidiKVOptions(TypedDict, total=False):
     secret: bytes | None
 
 
-class OpenAIOptions(BidiKVOptions, total=False):
-    """Arguments of `bidikv.OpenAI`; those that the OpenAI client takes beyond these are passed on just the same."""
+class PlainOptions(TypedDict, total=False):
+    """Arguments of `openai.OpenAI`; those that it takes beyond these are passed on just the same."""
 
     api_key: str | Callable[[], str] | Callable[[], Awaitable[str]] | None
     organization: str | None
@@ -43,6 +43,10 @@ class OpenAIOptions(BidiKVOptions, total=False):
     default_headers: Mapping[str, str] | None
     default_query: Mapping[str, object] | None
     http_client: Any
+
+
+class OpenAIOptions(BidiKVOptions, PlainOptions, total=False):
+    """Arguments of `bidikv.OpenAI`."""
 
 
 class AzureOptions(OpenAIOptions, total=False):

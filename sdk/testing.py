@@ -169,15 +169,32 @@ class FakeRouter:
         """Let the next stream end with an error event after its first text."""
         self._script.append(_Script(self.text, breaks=True))
 
+    def options(self, *, asynchronous: bool = False) -> dict[str, Any]:
+        """Arguments that make a client one of this router. No socket is opened.
+
+        Args:
+            asynchronous: For an asynchronous client.
+        """
+        http = _http()
+        kind = http.AsyncClient if asynchronous else http.Client
+        http_client = kind(transport=self.transport())
+        return {"base_url": "http://router/v1", "api_key": "fake", "http_client": http_client}
+
     def client(self, **options: Any) -> OpenAI:
-        """A client of this router, as `bidikv.OpenAI` takes its arguments. No socket is opened."""
-        return OpenAI(**self._options(options, http_client=_http().Client(transport=self.transport())))
+        """A client of this router.
+
+        Args:
+            options: As for `bidikv.OpenAI`.
+        """
+        return OpenAI(**{**self.options(), **options})
 
     def async_client(self, **options: Any) -> AsyncOpenAI:
-        """An asynchronous client of this router. No socket is opened."""
-        return AsyncOpenAI(
-            **self._options(options, http_client=_http().AsyncClient(transport=self.transport()))
-        )
+        """An asynchronous client of this router.
+
+        Args:
+            options: As for `bidikv.AsyncOpenAI`.
+        """
+        return AsyncOpenAI(**{**self.options(asynchronous=True), **options})
 
     def transport(self) -> Any:
         """A transport of the HTTP library of the OpenAI client, for clients that are made elsewhere."""
@@ -231,9 +248,6 @@ class FakeRouter:
             if method != "POST" or not path.endswith(("/chat/completions", "/completions", "/responses")):
                 return error_reply(404, f"There is no endpoint {path}.")
             return self._generate(request)
-
-    def _options(self, options: Mapping[str, Any], *, http_client: Any) -> dict[str, Any]:
-        return {"base_url": "http://router/v1", "api_key": "fake", "http_client": http_client, **options}
 
     def _generate(self, request: Received) -> tuple[int, dict[str, str], bytes]:
         self.requests.append(request)

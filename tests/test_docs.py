@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -53,3 +55,27 @@ def test_links_between_documents_lead_somewhere():
         if not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+def test_the_tutorial_runs_as_it_stands(monkeypatch):
+    """Its Python, block after block, in one session."""
+    for name in ("BASE_URL", "API_KEY", "SESSION_SECRET", "READBACK", "DISABLED", "ON_DRIFT", "RESTORE"):
+        monkeypatch.delenv(f"BIDIKV_{name}", raising=False)
+    page = TESTS.parent / "docs" / "tutorial.md"
+    text = page.read_text(encoding="utf-8")
+    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    assert len(blocks) == 8
+    session = {"__name__": "tutorial"}
+    for block in blocks:
+        # On the page's own lines, so that a traceback names them.
+        code = "\n" * text[: block.start(1)].count("\n") + block[1]
+        exec(compile(code, str(page), "exec"), session)  # noqa: S102 - what the page shows
+
+
+def test_the_api_reference_is_up_to_date():
+    """It is what the docstrings say now, and those have nothing wrong; else `scripts/api_reference.py` writes it anew."""
+    script = TESTS.parent / "scripts" / "api_reference.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

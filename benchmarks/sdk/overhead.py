@@ -3,7 +3,8 @@
 python benchmarks/sdk/overhead.py [--messages 200] [--json FILE]
 
 Calls go through the whole client to a transport in memory that answers at once, so that nothing but the client is
-measured. Plain and ours take turns call by call, so that a busy machine slows both; medians of the differences.
+measured. Plain and ours take turns call by call, so that a busy machine slows both. What ours adds is clocked inside it:
+the difference of two calls that take many times as long would be noise.
 """
 
 from __future__ import annotations
@@ -16,19 +17,26 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
 
 import bidikv
+from bidikv import calls
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SWING = 20
 _HTTP: Any = import_module("httpx" if openai.__version__.startswith("2.") else "httpx2")
+_CALL = {"id": "call_0", "type": "function", "function": {"name": "search", "arguments": '{"pattern" :"p"}'}}
+_MESSAGE = {"role": "assistant", "content": None, "tool_calls": [_CALL]}
 _ANSWER = {
     "id": "x",
     "object": "chat.completion",
     "created": 1,
     "model": "m",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
+    "choices": [{"index": 0, "message": _MESSAGE, "finish_reason": "tool_calls"}],
 }
 _HEADERS = {
     "x-bidikv-reuse": 'v=1, reason="hit", prompt=100, remote=64, local=16, computed=20',
@@ -62,10 +70,13 @@ def history(messages: int) -> list[dict[str, Any]]:
     return told[:messages]
 
 
-def overhead_ms(messages: int, calls: int) -> dict[str, float]:
-    """Milliseconds of a call: plain, ours, and what ours adds. Each turn appends two messages, as an agent does."""
-    plain, ours = client(openai.OpenAI), client(bidikv.OpenAI, conversation="a")
-    told = history(messages)
+def overhead_ms(messages: int, pairs: int) -> dict[str, float]:
+    """Milliseconds of a call: plain, ours, and of ours what is our own code, before the call goes out and after.
+
+    A history grows by two messages a turn, as an agent's does, from a little below that length to a little above.
+    """
+    plain, ours = client(openai.OpenAI), client(bidikv.OpenAI)
+    own = _clocked(ours)
     tools = [
         {
             "type": "function",
@@ -74,21 +85,50 @@ def overhead_ms(messages: int, calls: int) -> dict[str, float]:
         for n in range(10)
     ]
     times: dict[str, list[float]] = {"plain": [], "ours": []}
-    added = []
-    for number in range(calls + 20):
-        told[-2:] = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": f"turn {number}"}]
-        pair = {}
+    added: list[float] = []
+    told: list[dict[str, Any]] = []
+    for number in range(pairs):
+        if len(told) < messages - _SWING or len(told) > messages + _SWING:
+            told, conversation = history(messages - _SWING), bidikv.conversation()
         order = (("plain", plain), ("ours", ours)) if number % 2 else (("ours", ours), ("plain", plain))
         for name, talker in order:
-            started_s = time.perf_counter()
-            talker.chat.completions.create(model="m", messages=told, tools=tools)
-            pair[name] = (time.perf_counter() - started_s) * 1000
-        if number >= 20:
-            for name, taken in pair.items():
-                times[name].append(taken)
-            added.append(pair["ours"] - pair["plain"])
+            with conversation:
+                started_s = time.perf_counter()
+                talker.chat.completions.create(model="m", messages=told, tools=tools)
+                times[name].append((time.perf_counter() - started_s) * 1000)
+        added.append(own() * 1000)
+        told += [_MESSAGE, {"role": "tool", "tool_call_id": "call_0", "content": f"turn {number}"}]
+    drifts = {turn.drift.kind for turn in conversation.turns if turn.drift is not None}
+    assert drifts <= {"start", "append"}, drifts  # noqa: S101 - or it is another thing that is measured
     figures = {f"{name}_ms": statistics.median(taken) for name, taken in times.items()}
-    return {**figures, "added_ms": statistics.median(added)}
+    return {
+        **figures,
+        "added_ms": statistics.median(added),
+        "added_p90_ms": statistics.quantiles(added, n=10)[-1],
+    }
+
+
+def _clocked(ours: Any) -> Callable[[], float]:
+    """Seconds that our code took since the last time it was asked: before a call goes out, and with its answer."""
+    taken = [0.0]
+
+    def clocked(function: Any) -> Any:
+        def run(*args: Any) -> Any:
+            started_s = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                taken.append(time.perf_counter() - started_s)
+
+        return run
+
+    def since() -> float:
+        total, taken[:] = sum(taken), []
+        return total
+
+    ours._begin = clocked(ours._begin)  # noqa: SLF001 - these two are all that it adds to `request`
+    calls.Call.answered = clocked(calls.Call.answered)  # type: ignore[method-assign]
+    return since
 
 
 def import_ms(statement: str, runs: int) -> float:

@@ -1,4 +1,4 @@
-"""The same wire tests with the oldest supported openai, and the first of its version 3; the newest one is installed."""
+"""The wire tests once more, with the oldest openai that is supported; the newest one is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ VERSIONS = tuple(os.environ.get("BIDIKV_TEST_OPENAI", "2.25.0").split(","))
 @pytest.mark.parametrize("version", VERSIONS)
 def test_another_version_of_openai(version, tmp_path):
     """That package alone is installed beside the interpreter's others, and takes their place."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-compile",
+    ]
     done = subprocess.run(
         [*pip, "--target", str(tmp_path), f"openai=={version}"],
         capture_output=True,
@@ -28,7 +37,7 @@ def test_another_version_of_openai(version, tmp_path):
     if done.returncode != 0 and "No matching distribution" in done.stderr + done.stdout:
         pytest.skip(f"openai {version} cannot be had here: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
-    tests = ["test_wire.py", "test_client.py", "test_retry.py", "test_drift.py"]
+    tests = ["test_wire.py", "test_retry.py"]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))),
