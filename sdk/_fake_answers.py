@@ -1,4 +1,4 @@
-"""The bodies of a fake router's answers, in the OpenAI API's shapes."""
+"""The bodies of a fake router's answers, in the OpenAI API's shapes, and how it reads a prompt."""
 
 from __future__ import annotations
 
@@ -85,3 +85,21 @@ def event_stream(
 def _halves(text: str) -> list[str]:
     middle = len(text) // 2
     return [part for part in (text[:middle], text[middle:]) if part]
+
+
+def shared_characters(before: str, now: str) -> int:
+    """Characters at the start that both have."""
+    pairs = enumerate(zip(before, now, strict=False))
+    return next((place for place, (old, new) in pairs if old != new), min(len(before), len(now)))
+
+
+def spell_prompt(body: Mapping[str, Any]) -> str:
+    """A prompt as a template would write it: tools first, then the messages, with reasoning left out."""
+    parts = [json.dumps(body["tools"])] if body.get("tools") else []
+    messages = body.get("messages", body.get("input", body.get("prompt", "")))
+    if isinstance(messages, str):
+        return "".join([*parts, messages])
+    for message in messages:
+        fields = {name: value for name, value in message.items() if name not in {"reasoning", "index"}}
+        parts.append(json.dumps(fields, sort_keys=True))
+    return "".join(parts)

@@ -91,12 +91,16 @@ class _Shared:
         )
 
     def _copied(self, extra: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of ours for a copy. Whoever names a number of retries for it owns its retries."""
+        """Arguments for a copy. Whoever names a number of retries for it owns its retries."""
         settings = self._bidikv.updated({name: extra[name] for name in OURS & extra.keys()})
         ours = settings.arguments()
+        given = dict(options)
         if options.get("max_retries") is not None and "retry" not in extra:
             ours["retry"] = None
-        return {**ours, **{name: value for name, value in extra.items() if name not in OURS}}
+        elif ours["retry"] is not None:
+            given.setdefault("max_retries", 0)
+        theirs = {name: value for name, value in extra.items() if name not in OURS}
+        return {**given, "_extra_kwargs": {**ours, **theirs}}
 
     def _begin(self, options: Any) -> calls.Call | None:
         """Decide what a call carries; None for those that go out as they came. Leaves `options` unchanged."""
@@ -117,7 +121,7 @@ class _SyncCalls(_Shared):
 
     def copy(self, *, _extra_kwargs: Mapping[str, Any] = {}, **options: Any) -> Self:
         """A client with the same options, except those given. It knows the same conversations."""
-        copied = super().copy(_extra_kwargs=self._copied(_extra_kwargs, options), **options)  # type: ignore[misc]
+        copied = super().copy(**self._copied(_extra_kwargs, options))  # type: ignore[misc]
         return cast("Self", copied)
 
     # Bound again, because the base class bound its own `copy` to this name.
@@ -172,7 +176,7 @@ class _AsyncCalls(_Shared):
 
     def copy(self, *, _extra_kwargs: Mapping[str, Any] = {}, **options: Any) -> Self:
         """A client with the same options, except those given. It knows the same conversations."""
-        copied = super().copy(_extra_kwargs=self._copied(_extra_kwargs, options), **options)  # type: ignore[misc]
+        copied = super().copy(**self._copied(_extra_kwargs, options))  # type: ignore[misc]
         return cast("Self", copied)
 
     with_options = copy

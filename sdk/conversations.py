@@ -113,7 +113,7 @@ class Conversation(AbstractContextManager["Conversation"], AbstractAsyncContextM
             ConfigurationError: As for `conversation`.
         """
         return Conversation(
-            None if key is None else (self.id, "fork", key),
+            None if key is None else (self.id, ("fork", key)),
             agent=self.agent,
             parent=self.id,
             kind=self.kind,

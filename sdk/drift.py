@@ -133,6 +133,7 @@ class Reading:
         # One spelling of all messages, which begins as that of any shorter list of the same ones does.
         self._spelling = memoryview(_spell(list(messages)) or b"")[_LIST_HEAD:]
         self._marks: dict[int, Mark] = {}
+        self._alike: dict[int, int] = {}
 
     def mark(self, index: int) -> Mark:
         """The mark of one message."""
@@ -145,15 +146,24 @@ class Reading:
         """Whether a message is the one that was marked."""
         return self.mark(index).fields == mark.fields
 
+    def alike(self, history: History) -> int:
+        """Messages at the start that are that history's whole prompt, byte for byte; 0 if they are not.
+
+        All of an agent's history comes back as it was, nearly always: that takes one look.
+        """
+        found = self._alike.get(id(history))
+        if found is None:
+            same = 0 < history.size <= len(self._spelling) and (
+                hash(self._spelling[: history.size]) == history.exact
+            )
+            found = self._alike[id(history)] = history.prompt if same else 0
+        return found
+
     def shared(self, history: History) -> int:
         """Messages at the start that are as they were in that history."""
         marks = history.marks
         limit = min(len(marks), len(self.messages))
-        # All of an agent's history comes back as it was, nearly always: that takes one look.
-        begins_alike = 0 < history.size <= len(self._spelling) and (
-            hash(self._spelling[: history.size]) == history.exact
-        )
-        start = min(history.prompt, limit) if begins_alike else 0
+        start = min(self.alike(history), limit)
         return next((i for i in range(start, limit) if not self.same(i, marks[i])), limit)
 
     def history(self, base: History | None, shared: int) -> History:

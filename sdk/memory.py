@@ -49,12 +49,14 @@ class Reviewed:
         restored: Where the caller's spelling was put right, as paths of the request.
         drift: How what is sent relates to the requests before it.
         history: What to keep of it once it is answered.
+        tools: Hash of the tools as they are sent; None without any, or without one spelling.
     """
 
     changes: dict[str, Any]
     restored: tuple[str, ...]
     drift: Drift
     history: History
+    tools: int | None
 
 
 class Memory:
@@ -82,22 +84,27 @@ class Memory:
         restored: list[str] = []
         with self._lock:
             known = self._sessions.get(session) or _Session()
-            spelt = None
-            if restore != "off":
-                spelt = _spelt(messages, known, restored, reasoning=restore == "all")
-            offered = known.tool_sets.get(spelling_of(tools) or 0) if tools else ()
+            spelling = spelling_of(tools) if tools else None
+            offered = known.tool_sets.get(spelling or 0) if tools else ()
             if offered is None and restore != "off" and isinstance(tools, list | tuple):
                 ordered = ordered_tools(tools, known.tools)
                 if ordered is not None:
                     changes["tools"] = tools = ordered
+                    spelling = spelling_of(tools)
                     restored.append("tools")
+            reading = Reading(messages, tools_of(tools) if offered is None else offered)
+            spelt = None
+            if restore != "off":
+                # What went out before in this spelling needs no other one.
+                start = max(map(reading.alike, known.histories), default=0)
+                spelt = _spelt(messages, known, restored, start, reasoning=restore == "all")
             if freeze_system and known.system is not None:
                 spelt = _frozen(messages if spelt is None else spelt, known.system, restored) or spelt
             if spelt is not None:
-                changes[name] = messages = spelt
-            reading = Reading(messages, tools_of(tools) if offered is None else offered)
+                changes[name] = spelt
+                reading = Reading(spelt, reading.tools)
             drift, base, shared = compare(reading, known.histories)
-            return Reviewed(changes, tuple(restored), drift, reading.history(base, shared))
+            return Reviewed(changes, tuple(restored), drift, reading.history(base, shared), spelling)
 
     def answered(
         self, session: str, reviewed: Reviewed, body: Mapping[str, Any], *, freeze_system: bool = False
@@ -106,10 +113,8 @@ class Memory:
         with self._lock:
             known = self._session(session)
             _replace(known.histories, reviewed.history, reviewed.history)
-            tools = reviewed.changes.get("tools", body.get("tools"))
-            spelling = spelling_of(tools) if tools else None
-            if spelling is not None and spelling not in known.tool_sets:
-                _put(known.tool_sets, spelling, reviewed.history.tools, most=_HISTORIES)
+            if reviewed.tools is not None and reviewed.tools not in known.tool_sets:
+                _put(known.tool_sets, reviewed.tools, reviewed.history.tools, most=_HISTORIES)
                 for name, _ in reviewed.history.tools:
                     known.tools.setdefault(name, len(known.tools))
             if freeze_system and known.system is None:
@@ -177,14 +182,15 @@ def _continues(longer: History, shorter: History) -> bool:
 
 
 def _spelt(
-    messages: Sequence[Any], known: _Session, restored: list[str], *, reasoning: bool
+    messages: Sequence[Any], known: _Session, restored: list[str], start: int, *, reasoning: bool
 ) -> list[Any] | None:
     """The messages with the model's own spelling; None if they have it."""
     recalls = reasoning and bool(known.reasoning)
     if not known.arguments and not recalls:
         return None
     spelt: list[Any] | None = None
-    for index, message in enumerate(messages):
+    for index in range(start, len(messages)):
+        message = messages[index]
         if not isinstance(message, dict) or not (message.get("tool_calls") or recalls):
             continue
         if message.get("role") != "assistant":

@@ -26,6 +26,8 @@ from bidikv._fake_answers import (
     frame,
     json_reply,
     response_body,
+    shared_characters,
+    spell_prompt,
 )
 from bidikv.client import AsyncOpenAI, OpenAI
 from bidikv.headers import (
@@ -299,7 +301,7 @@ class FakeRouter:
 
     def _account(self, request: Received, message: Mapping[str, Any]) -> tuple[str, ReuseHeader]:
         """What became of the prompt; remembers the turn."""
-        prompt = _spell(request.body)
+        prompt = spell_prompt(request.body)
         name = request.session or prompt[:256]
         key, turn = _key(name), request.turn
         held = self._held.get(name)
@@ -307,9 +309,9 @@ class FakeRouter:
         if request.headers.get(READBACK_HEADER) == "off":
             reason = "readback_off"
         elif held is not None:
-            shared = _shared(held.tokens, prompt)
+            shared = shared_characters(held.tokens, prompt)
             remote = shared // _CHARACTERS // _BLOCK * _BLOCK
-            whole = len(held.tokens) - shared < _CHARACTERS * _BLOCK
+            whole = min(len(held.tokens), len(prompt)) - shared < _CHARACTERS * _BLOCK
             reason = "hit" if whole and remote else "hit_diverged" if remote else "diverged"
         elif name in self._released:
             reason = "released"
@@ -317,7 +319,7 @@ class FakeRouter:
         diverged = remote if reason in {"hit_diverged", "diverged"} else None
         reuse = ReuseHeader(reason, tokens, remote, 0, tokens - remote, diverged)
         if turn.kind != "aux" and reason != "readback_off":
-            self._remember(name, prompt + _spell({"messages": [message]}), reuse, final=turn.final)
+            self._remember(name, prompt + spell_prompt({"messages": [message]}), reuse, final=turn.final)
         return key, reuse
 
     def _remember(self, name: str, tokens: str, reuse: ReuseHeader, *, final: bool) -> None:
@@ -384,21 +386,3 @@ def _handler(router: FakeRouter) -> type[BaseHTTPRequestHandler]:
 def _key(name: str) -> str:
     """As a router's keys look: 32 hex characters."""
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-def _shared(before: str, now: str) -> int:
-    """Characters at the start that both have."""
-    pairs = enumerate(zip(before, now, strict=False))
-    return next((place for place, (old, new) in pairs if old != new), min(len(before), len(now)))
-
-
-def _spell(body: Mapping[str, Any]) -> str:
-    """A prompt as a template would write it: tools first, then the messages, with reasoning left out."""
-    parts = [json.dumps(body["tools"])] if body.get("tools") else []
-    messages = body.get("messages", body.get("input", body.get("prompt", "")))
-    if isinstance(messages, str):
-        return "".join([*parts, messages])
-    for message in messages:
-        fields = {name: value for name, value in message.items() if name not in {"reasoning", "index"}}
-        parts.append(json.dumps(fields, sort_keys=True))
-    return "".join(parts)

@@ -125,3 +125,34 @@ def test_async_client():
     assert len(chunks) == 3
     assert turns[0].reason == "new_conversation"
     assert turns[0].ttft_s > 0
+
+
+def test_explain_and_end():
+    """The router explains a turn to its caller, takes a tool's wait, and forgets what is closed."""
+
+    def use(base_url):
+        with bidikv.OpenAI(base_url=base_url, api_key="k") as client:
+            with client.conversation("a") as conversation:
+                reports = ask_once(client), ask_once(client)
+                with conversation.tool("look", expected_s=1):
+                    pass
+            explained = client.explain(conversation)
+            with bidikv.OpenAI(base_url=base_url, api_key="another") as stranger:
+                strange = stranger.explain(conversation)
+            conversation.close()
+            return reports, explained, strange, client.explain(conversation)
+
+    (reports, explained, strange, after), _, _ = through_router(use)
+    assert [report.drift.kind for report in reports] == ["start", "retry"]
+    assert explained.reason == "hit"
+    assert explained.advice.startswith("Everything that decode held")
+    assert explained.placement == "home"
+    assert strange.advice is None
+    assert after.advice is None
+
+
+def ask_once(client):
+    """One turn; its report."""
+    return bidikv.turn_of(
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+    )

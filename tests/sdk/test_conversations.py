@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import bidikv
 from bidikv.headers import SESSION_PATTERN
+from bidikv.hints import Hint, ToolTimes
 
 atoms = st.text() | st.binary() | st.integers() | st.uuids()
 keys = st.recursive(atoms, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=6)
@@ -70,6 +71,60 @@ def test_child():
     assert (child.parent, child.agent, child.kind) == (parent.id, "planner", "main")
     assert child.id == bidikv.conversation("p").child("planner").id
     assert len({parent.id, child.id, parent.child("writer").id, parent.child("planner", key=2).id}) == 4
+
+
+def test_fork():
+    """A fork names where it came from; without a key it is new each time."""
+    conversation = bidikv.conversation("p", agent="planner", retain_s=3)
+    fork = conversation.fork("left")
+    assert (fork.parent, fork.agent, fork.retain_s) == (conversation.id, "planner", 3)
+    assert fork.id == bidikv.conversation("p").fork("left").id
+    assert len({conversation.id, fork.id, conversation.fork("right").id, conversation.fork().id}) == 4
+    assert (
+        len(
+            {
+                conversation.fork().id,
+                conversation.fork().id,
+                conversation.child("fork", key="left").id,
+                fork.id,
+            }
+        )
+        == 4
+    )
+
+
+@pytest.mark.parametrize("hint", [{"wait_s": -1}, {"retain_s": float("nan")}, {"kind": "other"}])
+def test_bad_hints(hint):
+    """A hint that cannot mean anything is refused where it is given."""
+    with pytest.raises(bidikv.ConfigurationError, match=next(iter(hint))):
+        bidikv.conversation().hint(**hint)
+    with pytest.raises(bidikv.ConfigurationError, match="expected_s"):
+        bidikv.conversation().tool("a", expected_s=-1)
+
+
+def test_hints_nest():
+    """An inner hint wins where it says something, for its own conversation only."""
+    conversation, other = bidikv.conversation("a", retain_s=9), bidikv.conversation("b")
+    with conversation.hint(agent="x", wait_s=1), other.hint(agent="y"), conversation.hint(retain_s=0):
+        assert conversation.hints() == Hint("main", "x", 0, 1)
+        assert other.hints().agent == "y"
+    assert conversation.hints() == Hint("main", None, 9)
+
+
+def test_tool_times():
+    """What tools took is what they are expected to take, twice over; one that still runs counts as long as it may."""
+    times = ToolTimes()
+    assert times.wait_s() == 30
+    number, expected_s = times.start("a", None)
+    assert expected_s == 30
+    times.finish(number, "a", 4.0)
+    times.finish(number, "a", 400.0)
+    assert times.wait_s() == 8
+    assert times.start("a", None)[1] == 8
+    slow, _ = times.start("b", 100.0)
+    assert 99 < times.wait_s() <= 100
+    times.finish(slow, "b", 1.0)
+    assert times.wait_s() == 8
 
 
 def test_nesting():

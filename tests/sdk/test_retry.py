@@ -116,9 +116,15 @@ def test_never_inside_a_stream(router, slept):
 
 def test_whoever_names_retries_owns_them(router, slept):
     """`with_options(max_retries=...)`, as frameworks call it, takes them from the policy."""
-    router.fail(503, times=9)
+    router.fail(503, times=10)
     client = router.client(retry=RetryPolicy(**AT_ONCE))
-    for derived, count in ((client.with_options(timeout=3), 4), (client.with_options(max_retries=0), 1)):
+    plain = router.client(max_retries=5)
+    for derived, count in (
+        (client.with_options(timeout=3), 4),
+        (client.with_options(max_retries=0), 1),
+        (plain.copy(_extra_kwargs={"retry": RetryPolicy(attempts=2, **AT_ONCE)}), 2),
+        (bidikv.wrap(plain, retry=RetryPolicy(attempts=3, **AT_ONCE)), 3),
+    ):
         router.requests.clear()
         with pytest.raises(openai.InternalServerError):
             ask(derived)

@@ -232,11 +232,7 @@ def test_bodies_are_not_edited(router):
     assert sent["tools"] == tools
     turn = client._bidikv.conversation.turns[1]
     assert (turn.reason, turn.drift.kind) == ("hit", "append")
-    assert turn.restored == (
-        "messages[1].tool_calls[0].function.arguments",
-        "messages[1].content",
-        "tools",
-    )
+    assert turn.restored == ("tools", "messages[1].tool_calls[0].function.arguments", "messages[1].content")
 
 
 def test_the_callers_extra_body_is_what_is_put_right(router):
