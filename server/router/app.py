@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from bidikv_server.router import tls
@@ -14,9 +15,17 @@ from bidikv_server.router.core.conversations import ConversationTable
 from bidikv_server.router.core.engines import EngineTable
 from bidikv_server.router.core.history import History
 from bidikv_server.router.core.paths import TURN_PATHS
+from bidikv_server.router.core.recent import RecentTurns
 from bidikv_server.router.dialects import dialect_of
 from bidikv_server.router.discovery import Discovery
-from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, RouterFault, ShuttingDown
+from bidikv_server.router.errors import (
+    BadRequest,
+    ClientGone,
+    MethodNotAllowed,
+    NotFound,
+    RouterFault,
+    ShuttingDown,
+)
 from bidikv_server.router.metrics import RouterMetrics
 from bidikv_server.router.own import PREFIX as OWN_PREFIX
 from bidikv_server.router.own import OwnRoutes
@@ -26,21 +35,25 @@ from bidikv_server.router.queue import Phase, TurnQueue
 from bidikv_server.router.releases import Releaser
 from bidikv_server.router.replies import Endpoint, Receive, Reply, Scope, Send, headers_of
 from bidikv_server.router.responses import ResponseRoutes
-from bidikv_server.router.routes import ClientGone, Routes, read_body
+from bidikv_server.router.routes import Routes, read_body
 from bidikv_server.router.state.create import create_store
 from bidikv_server.router.state.store import Clock
+from bidikv_server.router.tracing import open_tracing
 from bidikv_server.router.turns import TurnService
 from bidikv_server.router.upstream import EngineClient
+from bidikv_server.router.watch import Observer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
 
     from bidikv_server.router.settings import RouterSettings
+    from bidikv_server.router.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
 _OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
 """Answered without a key."""
+_RECENT_TURNS: Final = 500
 
 
 class RouterApp:
@@ -50,11 +63,21 @@ class RouterApp:
         engines: Health and load of the engines.
         table: Known conversations.
         history: What became of their last turns.
+        recent: The last turns of all.
         metrics: Prometheus metrics.
         upstream_identity: The certificate that engines are shown, if there is one.
     """
 
-    def __init__(self, settings: RouterSettings) -> None:
+    def __init__(self, settings: RouterSettings, tracing: Tracing | None = None) -> None:
+        """Wire everything up; nothing is opened yet.
+
+        Args:
+            settings: What the router was told.
+            tracing: Makes spans; None makes those that the settings ask for.
+
+        Raises:
+            SettingsError: The settings ask for what cannot be had.
+        """
         self._settings = settings
         self.engines = EngineTable((), probe_failures=settings.probe_failures, linger_s=settings.max_ttl_s)
         self.table = ConversationTable(
@@ -68,9 +91,12 @@ class RouterApp:
             idle_s=settings.conversation_idle_s,
         )
         clock = Clock()
+        self.recent = RecentTurns(max_turns=_RECENT_TURNS)
         self.metrics = RouterMetrics()
         self._state = create_store(settings, self.table, self.history, clock, self.metrics.registry)
-        self.metrics.conversations.set_function(lambda: len(self.table))
+        self.metrics.conversations.set_function(self._count_conversations)
+        self._tracing = tracing or open_tracing(settings.tracing)
+        self._observer = Observer(self._tracing, self.recent)
         self._access = Access(settings)
         self._queue = TurnQueue(
             self.metrics, max_in_flight=settings.max_in_flight, max_queue=settings.max_queue
@@ -140,14 +166,11 @@ class RouterApp:
 
     async def _request(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         try:
-            endpoint = self._endpoint(scope)
-            if not scope["path"].startswith(PREFIX) and scope["path"] not in _OPEN_PATHS:
-                # Before the body: whoever has no key, or no place, costs no memory.
-                self._access.tenant(headers_of(scope))
-            if scope["path"] in TURN_PATHS:
-                self._queue.check()
-            raw = await read_body(scope, receive, self._settings.max_body_bytes)
-            await _while_connected(endpoint(scope, raw, reply), receive)
+            if scope["path"] not in TURN_PATHS:
+                await self._serve(scope, receive, reply)
+                return
+            with self._observer.turn(scope, reply):
+                await self._serve(scope, receive, reply)
         except ClientGone:
             _log.debug("a client left before its answer was complete")
         except asyncio.CancelledError:
@@ -164,6 +187,20 @@ class RouterApp:
             if reply.started:
                 raise
             await reply.fault(RouterFault("The router failed on this request."))
+
+    def _count_conversations(self) -> int:
+        self.table.expire(time.monotonic())
+        return len(self.table)
+
+    async def _serve(self, scope: Scope, receive: Receive, reply: Reply) -> None:
+        endpoint = self._endpoint(scope)
+        if not scope["path"].startswith(PREFIX) and scope["path"] not in _OPEN_PATHS:
+            # Before the body: whoever has no key, or no place, costs no memory.
+            self._access.tenant(headers_of(scope))
+        if scope["path"] in TURN_PATHS:
+            self._queue.check()
+        raw = await read_body(scope, receive, self._settings.max_body_bytes)
+        await _while_connected(endpoint(scope, raw, reply), receive)
 
     def _endpoint(self, scope: Scope) -> Endpoint:
         if scope["path"].startswith(PREFIX):
@@ -187,6 +224,7 @@ class RouterApp:
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._client)
             stack.push_async_callback(self._releaser.close)
+            stack.push_async_callback(asyncio.to_thread, self._tracing.close)
             await self._state.open()
             stack.push_async_callback(self._state.close)
             await self._discovery.look()
@@ -229,6 +267,6 @@ async def _stop(task: asyncio.Future[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def create_app(settings: RouterSettings) -> RouterApp:
-    """Build the application."""
-    return RouterApp(settings)
+def create_app(settings: RouterSettings, tracing: Tracing | None = None) -> RouterApp:
+    """Build the application; `tracing` as in `RouterApp`."""
+    return RouterApp(settings, tracing)

@@ -144,3 +144,7 @@ class UpstreamTimedOut(UpstreamFault):
     """An engine did not answer in time."""
 
     status, code = 504, "engine_timed_out"
+
+
+class ClientGone(Exception):  # noqa: N818
+    """The client closed the connection: nobody is left to tell."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+
+from bidikv._version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TTFT_SECONDS: Final = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0),
+)
 
 
 class RouterMetrics:
@@ -69,7 +75,14 @@ class RouterMetrics:
         )
         self.ttft_seconds = Histogram(
             "bidikv_router_ttft_seconds",
-            "From the whole request to the first byte of the answer's body.",
+            "From the whole request to the first byte of the answer's body, by the reason of the turn's reuse.",
+            ["reason"],
+            buckets=_TTFT_SECONDS,
+            registry=self.registry,
+        )
+        self.queue_seconds = Histogram(
+            "bidikv_router_queue_seconds",
+            "How long turns waited for others to end before they ran or went away.",
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -98,6 +111,8 @@ class RouterMetrics:
             registry=self.registry,
         )
         self.in_flight = Gauge("bidikv_router_turns_in_flight", "Turns running now.", registry=self.registry)
+        self.info = Info("bidikv_router", "The router's version.", registry=self.registry)
+        self.info.info({"version": __version__})
 
     def turn_answered(self, reuse: ReuseHeader) -> None:
         """Count a turn that ended cleanly."""

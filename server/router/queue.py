@@ -85,7 +85,8 @@ class TurnQueue:
         turn_up = self._turns_up[ticket] = asyncio.get_running_loop().create_future()
         self._metrics.queued.set(self._admission.waiting)
         try:
-            await turn_up
+            with self._metrics.queue_seconds.time():
+                await turn_up
         finally:
             del self._turns_up[ticket]
 

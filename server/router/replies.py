@@ -25,6 +25,7 @@ class Reply:
     Attributes:
         started: The status is out: what comes now can only go into the body.
         ended: The whole answer is out.
+        status: Which status went out; None before that.
         extra: Headers of ours; they replace the engine's own of the same name.
         dialect: In which the client hears of errors.
         events: How many server-sent events the client has been sent, as far as anyone counted.
@@ -35,13 +36,14 @@ class Reply:
         self.events = 0
         self.started = False
         self.ended = False
+        self.status: int | None = None
         self._is_event_stream = False
         self.extra: dict[bytes, bytes] = {}
         self._send = send
 
     async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Send status and headers."""
-        self.started = True
+        self.started, self.status = True, status
         self._is_event_stream = any(
             name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
         )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from bidikv_server.router.core.engines import EngineTable, Role
-from bidikv_server.router.core.ids import accept_request_id
 from bidikv_server.router.core.requests import InvalidRequest, read_request
-from bidikv_server.router.errors import BadRequest, BodyTooLarge
+from bidikv_server.router.errors import BadRequest, BodyTooLarge, ClientGone
 from bidikv_server.router.metrics import CONTENT_TYPE, RouterMetrics
 from bidikv_server.router.queue import Phase
 from bidikv_server.router.replies import headers_of
+from bidikv_server.router.watch import watch_of
 
 if TYPE_CHECKING:
     from bidikv_server.router.access import Access
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
     from bidikv_server.router.responses import ResponseRoutes
     from bidikv_server.router.settings import RouterSettings
     from bidikv_server.router.turns import TurnService
-
-
-class ClientGone(Exception):  # noqa: N818
-    """The client closed the connection."""
 
 
 class Routes:
@@ -52,24 +47,24 @@ class Routes:
 
     async def turn(self, scope: Scope, raw: bytes, reply: Reply) -> None:
         """POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages."""
-        arrived_s, headers = time.monotonic(), headers_of(scope)
-        request_id = accept_request_id(headers.get("x-request-id")) or uuid.uuid4().hex
-        reply.extra[b"x-request-id"] = request_id.encode()
+        arrived_s, headers, watch = time.monotonic(), headers_of(scope), watch_of(scope)
         async with self._queue.place():
+            tenant = self._access.tenant(headers)
+            watch.began(time.monotonic() - arrived_s, tenant)
             try:
                 request = read_request(
                     scope["path"],
                     raw,
                     headers,
-                    tenant=self._access.tenant(headers),
+                    tenant=tenant,
                     normalise=self._settings.normalise_history,
                 )
             except InvalidRequest as invalid:
                 raise BadRequest(str(invalid), param=invalid.param) from invalid
             request = await self._responses.place(request)
-            passed_on = {**self._access.engine_headers(headers), "X-Request-Id": request_id}
+            passed_on = {**self._access.engine_headers(headers), "X-Request-Id": watch.request_id}
             with self._metrics.in_flight.track_inprogress():
-                await self._turns.serve(request, passed_on, reply, arrived_s=arrived_s)
+                await self._turns.serve(request, passed_on, reply, arrived_s=arrived_s, watch=watch)
 
     async def live(self, _scope: Scope, _raw: bytes, reply: Reply) -> None:
         """GET /live: 200 while the router itself works, whatever its engines do."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import threading
 from typing import TYPE_CHECKING, Any, cast
@@ -12,6 +11,7 @@ import uvicorn
 
 from bidikv_server.router import tls
 from bidikv_server.router.app import create_app
+from bidikv_server.router.logs import configure_logging
 
 if TYPE_CHECKING:
     import socket
@@ -90,6 +90,8 @@ def create_server(settings: RouterSettings) -> RouterServer:
         ws="none",
         lifespan="on",
         interface="asgi3",
+        # Its lines go where all others go; ours about each turn take the place of its access log.
+        log_config=None,
         log_level=settings.log_level,
         access_log=False,
         server_header=False,
@@ -108,7 +110,5 @@ def create_server(settings: RouterSettings) -> RouterServer:
 
 def run(settings: RouterSettings) -> None:
     """Serve until SIGINT or SIGTERM; running turns get `shutdown_grace_s` to end."""
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure_logging(settings.log_format, settings.log_level)
     create_server(settings).run()

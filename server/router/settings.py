@@ -151,6 +151,10 @@ class RouterSettings(BaseSettings):
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line written."""
+    log_format: Literal["text", "json"] = "text"
+    """`json` writes one JSON object per line."""
+    tracing: Literal["auto", "on", "off"] = "auto"
+    """OpenTelemetry spans; `auto` makes them when OTEL_* variables say where to send them."""
 
     @field_validator("prefill", "decode", mode="before")
     @classmethod

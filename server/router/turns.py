@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from bidikv_server.router.replies import Reply
     from bidikv_server.router.settings import RouterSettings
     from bidikv_server.router.state.store import StateStore
+    from bidikv_server.router.watch import TurnWatch
 
 _log = logging.getLogger(__name__)
 _SESSION = KEY_HEADER.encode()
@@ -83,6 +84,7 @@ class _Turn:
         match: Its place among the known turns.
         engine_headers: Headers for both legs.
         started_s: When the request was complete.
+        watch: Sees what becomes of it.
         keep: What decode does with its blocks.
         barred: Why nothing may be read back for it.
         excluded: Engines that failed it.
@@ -97,6 +99,7 @@ class _Turn:
     match: Match
     engine_headers: dict[str, str]
     started_s: float
+    watch: TurnWatch
     keep: Keep
     barred: Reason | None
     alone: Reason | None
@@ -130,7 +133,13 @@ class TurnService:
         self._retention = Retention(settings.default_ttl_s, settings.max_ttl_s)
 
     async def serve(
-        self, request: TurnRequest, passed_on: dict[str, str], reply: Reply, *, arrived_s: float
+        self,
+        request: TurnRequest,
+        passed_on: dict[str, str],
+        reply: Reply,
+        *,
+        arrived_s: float,
+        watch: TurnWatch,
     ) -> None:
         """Answer one request.
 
@@ -139,43 +148,47 @@ class TurnService:
             passed_on: Client headers that engines get as they are.
             reply: Where the answer goes.
             arrived_s: When the request was complete, on the monotonic clock.
+            watch: Sees what becomes of it.
 
         Raises:
             RouterFault: The turn could not be served and nothing was sent.
         """
-        turn = await self._begin(request, passed_on, arrived_s)
+        turn = await self._begin(request, passed_on, arrived_s, watch)
+        watch.asked(request, turn.match.key)
         self._metrics.identities.labels(request.identity.source).inc()
         reply.extra[_SESSION] = turn.match.key.encode()
         try:
             await self._attempts(turn, reply)
         except asyncio.CancelledError:
             if not turn.done:
-                self._count_failure("client_gone")
+                self._metrics.failed_turns.labels("client_gone").inc()
             raise
         except RefusedByEngine as refused:
-            self._check_credential(refused.answer.status)
-            self._count_failure("refused_by_engine")
+            self._check_credential(turn, refused.answer.status)
+            self._count_failure(turn, "refused_by_engine")
             await reply.whole(refused.answer.status, refused.answer.headers, refused.answer.body)
         except LegFailed as failed:
-            self._count_failure(failed.fault.code)
+            self._count_failure(turn, failed.fault.code)
             if failed.answer is None:
                 raise failed.fault from failed
             await reply.whole(failed.answer.status, failed.answer.headers, failed.answer.body)
 
-    def _check_credential(self, status: int) -> None:
+    def _check_credential(self, turn: _Turn, status: int) -> None:
         """Keep an engine's verdict on the router's credential from a client, who would take it for its own.
 
         Raises:
             EngineRefusesRouter: The answer is such a verdict.
         """
         if self._access.refused_by_engine(status):
-            self._count_failure(EngineRefusesRouter.code)
+            self._count_failure(turn, EngineRefusesRouter.code)
             _log.error(
                 "an engine refuses the router's credential with status %d: check upstream_api_key", status
             )
             raise EngineRefusesRouter
 
-    async def _begin(self, request: TurnRequest, passed_on: dict[str, str], arrived_s: float) -> _Turn:
+    async def _begin(
+        self, request: TurnRequest, passed_on: dict[str, str], arrived_s: float, watch: TurnWatch
+    ) -> _Turn:
         match = await self._state.find(request.scope, request.session, request.chain)
         if request.kept is not None and request.session is None:
             match = replace(match, key=request.kept.conversation)
@@ -185,6 +198,7 @@ class TurnService:
             match=match,
             engine_headers={**passed_on, SESSION_HEADER: match.key, "Content-Type": "application/json"},
             started_s=arrived_s,
+            watch=watch,
             keep=self._retention.keep(request.turn, readback=barred is None),
             barred=barred,
             alone=runs_alone(request),
@@ -260,12 +274,12 @@ class TurnService:
             sources=list(plan.sources),
             return_token_ids=wanted and not returns_token_ids(path),
         )
-        with self._leg(turn, plan.prefill):
+        with self._leg(turn, plan.prefill) as headers:
             answer = await self._client.post(
                 plan.prefill.url,
                 path,
                 body=prefill_body(turn.request, params, token_ids=wanted),
-                headers=turn.engine_headers,
+                headers=headers,
                 timeout_s=self._settings.prefill_timeout_s,
             )
             check_answer(answer)
@@ -286,38 +300,29 @@ class TurnService:
         body = self._tokens.body(turn.request, params, prefilled.token_ids, turn.own_tokens)
         reuse = with_reason(prefilled.reuse, plan.reason)
         reply.extra[REUSE_HEADER.encode()] = reuse.format().encode()
-        with self._leg(turn, plan.decode, had_handle=params is not None):
+        turn.watch.planned(plan, reuse)
+        with self._leg(turn, plan.decode, had_handle=params is not None) as headers:
             async with self._client.stream(
                 plan.decode.url,
                 turn.request.path,
                 body=body,
-                headers=turn.engine_headers,
+                headers=headers,
                 waits=self._waits(turn),
                 began=began_of(turn.request),
             ) as answer:
                 if answer.status == 200:
                     self._keep_response(turn, plan)
                     turn.ttft_s = time.monotonic() - turn.started_s
-                    self._metrics.ttft_seconds.observe(turn.ttft_s)
+                    turn.watch.answers(turn.ttft_s)
+                    self._metrics.ttft_seconds.labels(reuse.reason).observe(turn.ttft_s)
                 failure = await relay(
-                    answer,
+                    turn.watch.reading(answer),
                     reply,
                     lambda: self._succeeded(turn, plan, reuse),
                     last_resort=turn.failure is not None,
                 )
         if failure is not None:
-            self._count_failure(failure)
-        _log.info(
-            "turn %s: conversation=%s failure=%s %s prefill=%s decode=%s placement=%s seconds=%.3f",
-            turn.engine_headers.get("X-Request-Id"),
-            turn.match.key,
-            failure,
-            reuse.format(),
-            plan.prefill.url if plan.prefill else None,
-            plan.decode.url,
-            plan.placement,
-            time.monotonic() - turn.started_s,
-        )
+            self._count_failure(turn, failure)
 
     def _keep_response(self, turn: _Turn, plan: RoutePlan) -> None:
         """Remember where the answer is, if the client may come back to it."""
@@ -334,6 +339,7 @@ class TurnService:
     async def _succeeded(self, turn: _Turn, plan: RoutePlan, reuse: ReuseHeader) -> None:
         """Record a turn. One that ran alone left nothing retained, so it hides no earlier turn that did."""
         turn.done = True
+        turn.watch.succeeded()
         self._metrics.turn_answered(reuse)
         self._metrics.placements.labels(plan.placement).inc()
         if not turn.request.recorded:
@@ -344,12 +350,19 @@ class TurnService:
         await self._state.commit(turn.match, turn.request.scope, record, holder)
 
     @contextlib.contextmanager
-    def _leg(self, turn: _Turn, engine: EngineSnapshot, *, had_handle: bool = False) -> Iterator[None]:
-        """Count a leg in and out, and turn its failure into one engine or option less for this turn."""
+    def _leg(
+        self, turn: _Turn, engine: EngineSnapshot, *, had_handle: bool = False
+    ) -> Iterator[dict[str, str]]:
+        """Count a leg in and out, and turn its failure into one engine or option less for this turn.
+
+        Yields:
+            Headers for the leg.
+        """
         started_s, outcome = time.monotonic(), "cancelled"
         self._engines.leg_started(engine.url, engine.role)
+        watched = turn.watch.leg(engine.role, engine.url)
         try:
-            yield
+            yield {**turn.engine_headers, **watched.headers}
             outcome = "ok"
         except UpstreamFault as fault:
             outcome = fault.code
@@ -366,7 +379,9 @@ class TurnService:
             raise
         finally:
             self._engines.leg_ended(engine.url, engine.role)
-            self._metrics.leg_seconds.labels(engine.role, outcome).observe(time.monotonic() - started_s)
+            seconds = time.monotonic() - started_s
+            watched.ended(outcome, seconds)
+            self._metrics.leg_seconds.labels(engine.role, outcome).observe(seconds)
 
     def _give_up(self, turn: _Turn, engine: EngineSnapshot, failed: LegFailed, *, had_handle: bool) -> None:
         """Leave an engine out of this turn's next attempt.
@@ -374,9 +389,7 @@ class TurnService:
         A decode engine that answers but fails with a handle may have failed at pulling. If it is the only one left,
         it gets the request once more without a handle.
         """
-        _log.warning(
-            "turn %s: %s leg failed: %s", turn.engine_headers.get("X-Request-Id"), engine.role, failed
-        )
+        _log.warning("turn %s: %s leg failed: %s", turn.watch.request_id, engine.role, failed)
         self._metrics.retries.labels(engine.role).inc()
         excluded = turn.excluded
         if engine.role is Role.PREFILL:
@@ -393,5 +406,6 @@ class TurnService:
             for other in self._engines.snapshots(Role.DECODE)
         )
 
-    def _count_failure(self, cause: str) -> None:
+    def _count_failure(self, turn: _Turn, cause: str) -> None:
+        turn.watch.failed(cause)
         self._metrics.failed_turns.labels(cause).inc()
