@@ -29,7 +29,10 @@ FORBIDDEN_IN_CORES = frozenset(
     | {"vllm", "zmq"}
 )
 MAX_LINES = 400
-TEXT = frozenset({".cfg", ".ci", ".ini", ".jinja", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml", ""})
+TEXT = frozenset(
+    {".cfg", ".ci", ".css", ".html", ".ini", ".jinja", ".js", ".json", ".md", ".py", ".sh", ".svg", ".toml"}
+    | {".txt", ".yaml", ".yml", ""}
+)
 # Written apart, so that this file does not break the rule that it checks.
 REGISTRY_HOSTS = (
     "pypi" + ".org",

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 from bidikv_server.router.core.engines import Role
 from bidikv_server.router.core.explain import explanation, summary
 from bidikv_server.router.core.ids import ConversationKey, EngineUrl
+from bidikv_server.router.core.overview import ended_turn, shown_engine
 from bidikv_server.router.core.tenants import is_key, presented_key
 from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, Unauthorized
 from bidikv_server.router.replies import headers_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from bidikv_server.router.replies import Endpoint, Reply, Scope
     from bidikv_server.router.settings import RouterSettings
     from bidikv_server.router.state.store import StateStore
+    from bidikv_server.router.status import RouterStatus
 
 _log = logging.getLogger(__name__)
 PREFIX: Final = "/bidikv/v1/"
@@ -60,6 +62,7 @@ class AdminRoutes:
         clock: Callable[[], float],
         access: Access,
         releaser: Releaser,
+        status: RouterStatus,
     ) -> None:
         self._settings = settings
         self._engines = engines
@@ -67,6 +70,7 @@ class AdminRoutes:
         self._clock = clock
         self._access = access
         self._releaser = releaser
+        self._status = status
 
     def endpoint(self, scope: Scope) -> Endpoint:
         """The endpoint of a request, if its sender may call it. Reads no body.
@@ -97,6 +101,9 @@ class AdminRoutes:
             "engines/drain": {"POST": lambda _scope, raw, reply: self._drain(raw, reply, draining=True)},
             "engines/undrain": {"POST": lambda _scope, raw, reply: self._drain(raw, reply, draining=False)},
             "config": {"GET": lambda _scope, _raw, reply: self._config(reply)},
+            "overview": {"GET": lambda _scope, _raw, reply: self._overview(reply)},
+            "engines": {"GET": lambda _scope, _raw, reply: self._list_engines(reply)},
+            "turns": {"GET": lambda scope, _raw, reply: self._list_turns(scope, reply)},
         }
         methods = endpoints.get(scope["path"].removeprefix(PREFIX))
         if methods is None:
@@ -118,11 +125,9 @@ class AdminRoutes:
     async def _list(self, caller: _Caller, scope: Scope, reply: Reply) -> None:
         """GET conversations?limit=&before=&tenant=: the one used last first."""
         asked = _query(scope)
-        limit, before = _whole(asked, "limit"), _whole(asked, "before")
-        if limit is not None and not 1 <= limit <= _MAX_PAGE:
-            raise BadRequest(f"The parameter 'limit' must be from 1 to {_MAX_PAGE}.", param="limit")
+        limit, before = _limit(asked), _whole(asked, "before")
         tenant = asked.get("tenant") if caller.tenant is None else caller.tenant
-        page, more = await self._state.page(limit=limit or _PAGE, tenant=tenant, before=before)
+        page, more = await self._state.page(limit=limit, tenant=tenant, before=before)
         now_s = self._clock()
         await reply.json(
             200,
@@ -206,6 +211,23 @@ class AdminRoutes:
             },
         )
 
+    async def _overview(self, reply: Reply) -> None:
+        """GET overview: the router at a glance."""
+        await reply.json(200, self._status.overview())
+
+    async def _list_engines(self, reply: Reply) -> None:
+        """GET engines: both roles, with what they told of themselves at the last probe."""
+        notes = self._status.notes
+        seen = [found for role in Role for found in self._engines.snapshots(role)]
+        await reply.json(200, {"object": "list", "data": [shown_engine(e, notes.get(e.url)) for e in seen]})
+
+    async def _list_turns(self, scope: Scope, reply: Reply) -> None:
+        """GET turns?limit=&after=: the last ones of all conversations, the one that ended last first."""
+        asked = _query(scope)
+        turns = self._status.recent.latest(_limit(asked), after=_whole(asked, "after") or 0)
+        now_s, wall_s = time.monotonic(), time.time()
+        await reply.json(200, {"object": "list", "data": [ended_turn(turn, now_s, wall_s) for turn in turns]})
+
     async def _config(self, reply: Reply) -> None:
         """GET config: every setting with its value; of secrets whether they are set, of API keys how many each tenant has."""
         settings = self._settings.model_dump(mode="json")
@@ -225,6 +247,14 @@ def _no_endpoint(scope: Scope) -> NotFound:
 
 def _query(scope: Scope) -> dict[str, str]:
     return dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+
+
+def _limit(asked: Mapping[str, str]) -> int:
+    """How many the caller wants on a page."""
+    limit = _whole(asked, "limit")
+    if limit is not None and not 1 <= limit <= _MAX_PAGE:
+        raise BadRequest(f"The parameter 'limit' must be from 1 to {_MAX_PAGE}.", param="limit")
+    return _PAGE if limit is None else limit
 
 
 def _whole(asked: Mapping[str, str], name: str) -> int | None:

@@ -29,6 +29,7 @@ from bidikv_server.router.errors import (
 from bidikv_server.router.metrics import RouterMetrics
 from bidikv_server.router.own import PREFIX as OWN_PREFIX
 from bidikv_server.router.own import OwnRoutes
+from bidikv_server.router.page import LivePage
 from bidikv_server.router.passthrough import PASSED_ON, PassThrough
 from bidikv_server.router.probes import Prober
 from bidikv_server.router.queue import Phase, TurnQueue
@@ -38,6 +39,7 @@ from bidikv_server.router.responses import ResponseRoutes
 from bidikv_server.router.routes import Routes, read_body
 from bidikv_server.router.state.create import create_store
 from bidikv_server.router.state.store import Clock
+from bidikv_server.router.status import RouterStatus
 from bidikv_server.router.tracing import open_tracing
 from bidikv_server.router.turns import TurnService
 from bidikv_server.router.upstream import EngineClient
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
 
     from bidikv_server.router.settings import RouterSettings
-    from bidikv_server.router.tracing import Tracing
+from bidikv_server.router.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -139,10 +141,14 @@ class RouterApp:
             clock=clock,
             access=self._access,
             releaser=self._releaser,
+            status=RouterStatus(
+                self._queue, self.metrics, self.recent, self._prober.notes, self._count_conversations
+            ),
         )
         self._own = OwnRoutes(
             self._admin, access=self._access, releaser=self._releaser, max_ttl_s=settings.max_ttl_s
         )
+        self._page = LivePage(enabled=settings.admin_key is not None)
         self._endpoints: dict[str, dict[str, Endpoint]] = {
             **{path: {"POST": routes.turn} for path in TURN_PATHS},
             **{path: {"POST": passed.post} for path in PASSED_ON},
@@ -207,6 +213,8 @@ class RouterApp:
             return self._admin.endpoint(scope)
         if scope["path"].startswith(OWN_PREFIX):
             return self._own.endpoint(scope)
+        if self._page.serves(scope["path"]):
+            return self._page.endpoint(scope)
         methods = self._endpoints.get(scope["path"]) or self._responses.endpoints(scope["path"])
         if methods is None:
             raise NotFound(f"There is no endpoint {scope['path']}.")

@@ -125,6 +125,19 @@ class RouterMetrics:
             if count is not None:
                 self.tokens.labels(source).inc(count)
 
+    def totals(self) -> dict[str, dict[str, int]]:
+        """Counts since the start: turns by reason, failed turns by cause, prompt tokens by source."""
+        counters = {"turns": self.turns, "failed_turns": self.failed_turns, "prompt_tokens": self.tokens}
+        return {
+            name: {
+                next(iter(sample.labels.values())): round(sample.value)
+                for metric in counter.collect()
+                for sample in metric.samples
+                if sample.name.endswith("_total")
+            }
+            for name, counter in counters.items()
+        }
+
     def show_engines(self, engines: Iterable[EngineSnapshot]) -> None:
         """Set the engines' gauges to what is known now; those of forgotten engines end."""
         self.engine_up.clear()

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from bidikv_server import wire
+from bidikv_server.router.core.engine_notes import read_notes
 from bidikv_server.router.core.engines import IndexInfo, Role
 from bidikv_server.router.errors import UpstreamFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from bidikv_server.router.core.engine_notes import EngineNotes
     from bidikv_server.router.core.engines import EngineTable
     from bidikv_server.router.core.ids import EngineUrl
     from bidikv_server.router.upstream import EngineClient
@@ -46,7 +48,11 @@ def parse_index_info(exposition: str) -> tuple[IndexInfo, ...]:
 
 
 class Prober:
-    """Asks every engine in turn, for ever."""
+    """Asks every engine in turn, for ever.
+
+    Attributes:
+        notes: What decode engines told of themselves last.
+    """
 
     def __init__(
         self,
@@ -60,6 +66,7 @@ class Prober:
         self._engines = engines
         self._interval_s = interval_s
         self._timeout_s = timeout_s
+        self.notes: dict[EngineUrl, EngineNotes] = {}
 
     async def probe_all(self) -> None:
         """One round over all engines at once."""
@@ -101,4 +108,8 @@ class Prober:
             answer = await self._client.get(url, "/metrics", timeout_s=self._timeout_s)
         except UpstreamFault:
             return None
-        return parse_index_info(answer.body.decode("utf-8", "replace")) if answer.status == 200 else None
+        if answer.status != 200:
+            return None
+        exposition = answer.body.decode("utf-8", "replace")
+        self.notes[url] = read_notes(exposition)
+        return parse_index_info(exposition)

@@ -38,6 +38,16 @@ class TurnQueue:
         self._turns_up: dict[Ticket, asyncio.Future[None]] = {}
         self.phase = Phase.STARTING
 
+    @property
+    def running(self) -> int:
+        """Turns that run now."""
+        return len(self._admission.running)
+
+    @property
+    def waiting(self) -> int:
+        """Turns that wait for one of them to end."""
+        return self._admission.waiting
+
     def open(self) -> None:
         """Let turns in from now on."""
         self.phase = Phase.SERVING

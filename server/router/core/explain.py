@@ -29,6 +29,14 @@ def summary(known: Known, turns: int, now_s: float) -> dict[str, Any]:
         "turns": turns,
         "decode": latest.decode,
         "idle_s": _seconds(now_s - latest.at_s),
+        "latest": {
+            "reason": latest.reason,
+            "prompt_tokens": latest.prompt_tokens,
+            "remote_tokens": latest.remote_tokens,
+            "local_tokens": latest.local_tokens,
+            "computed_tokens": latest.computed_tokens,
+            "ttft_s": round(latest.ttft_s, 6),
+        },
     }
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import re
 import sys
 import time
 
@@ -22,6 +23,9 @@ ADMIN_ONLY = [
     ("POST", "/bidikv/v1/engines/drain"),
     ("POST", "/bidikv/v1/engines/undrain"),
     ("GET", "/bidikv/v1/config"),
+    ("GET", "/bidikv/v1/overview"),
+    ("GET", "/bidikv/v1/engines"),
+    ("GET", "/bidikv/v1/turns"),
 ]
 FOR_TENANTS = [("GET", LIST), ("GET", f"{LIST}/{UNKNOWN}"), ("DELETE", f"{LIST}/{UNKNOWN}")]
 
@@ -97,6 +101,10 @@ async def test_list(start):
     assert (listed["has_more"], listed["next_before"]) == (False, None)
     top = listed["data"][0]
     assert 0 <= top.pop("idle_s") < 5
+    assert 0 < top["latest"].pop("ttft_s") < 5
+    assert top.pop("latest") == {
+        "reason": "hit", "prompt_tokens": 100, "remote_tokens": 64, "local_tokens": 16, "computed_tokens": 20,
+    }  # fmt: skip
     assert top == {
         "key": first, "tenant": "alice", "model": "m", "turns": 2, "decode": cluster.urls["decode-0"],
     }  # fmt: skip
@@ -332,3 +340,54 @@ async def test_config(start, caplog):
     assert told["api_keys"] == {"alice": 2, "bob": 1, "default": 1}
     assert {told[name] for name in ("api_key", "admin_key", "upstream_api_key", "secret")} == {"**********"}
     assert "sk-" not in answer.text + caplog.text
+
+
+async def test_overview(start):
+    """The router at a glance: counts since its start."""
+    cluster = await start(admin_key="sk-admin")
+    await cluster.chat("hi")
+    await cluster.chat("hi", "Hello", "more")
+    await cluster.client.post("/v1/completions", content=b"{}")
+    told = (await cluster.client.get("/bidikv/v1/overview", headers=ADMIN)).json()
+    assert 0 < told.pop("uptime_s") < 60
+    assert re.fullmatch(r"\d+\.\d+\S*", told.pop("version"))
+    assert told == {
+        "phase": "serving", "conversations": 1, "turns_in_flight": 0, "turns_queued": 0,
+        "turns": {"new_conversation": 1, "hit": 1}, "failed_turns": {},
+        "prompt_tokens": {"remote": 128, "local": 32, "computed": 40},
+    }  # fmt: skip
+
+
+async def test_engines(start):
+    """State and load of each, and of decode what it publishes of itself; of one that is down nothing old is told."""
+    cluster = await start(admin_key="sk-admin")
+    cluster.decode[0].index_lines += "vllm:num_requests_waiting 2.0\nbidikv:retained_tokens{class=\"soft\"} 64\n"
+    await cluster.probe()
+    listed = (await cluster.client.get("/bidikv/v1/engines", headers=ADMIN)).json()["data"]
+    state = {"healthy": True, "draining": False, "in_flight": 0}
+    notes = {"running": None, "waiting": 2, "kv_usage": None, "retained_tokens": 64, "protected_tokens": None}
+    assert listed == [
+        {"role": "prefill", "url": cluster.urls["prefill-0"], **state},
+        {"role": "decode", "url": cluster.urls["decode-0"], **state, "index": ["10.0.0.0:7000"], **notes},
+    ]
+    cluster.decode[0].healthy = False
+    await cluster.probe()
+    listed = (await cluster.client.get("/bidikv/v1/engines", headers=ADMIN)).json()["data"]
+    assert not listed[1]["healthy"]
+    assert not set(notes) & set(listed[1])
+
+
+async def test_turns(start):
+    """The last ones of all, newest first, failed ones too, each with what to change."""
+    cluster = await start(admin_key="sk-admin")
+    key = (await cluster.chat("hi")).headers["x-bidikv-session"]
+    await cluster.client.post("/v1/completions", content=b"{}", headers={"X-Request-Id": "r-2"})
+    turns = (await cluster.client.get("/bidikv/v1/turns", headers=ADMIN)).json()["data"]
+    assert [(turn["number"], turn["outcome"]) for turn in turns] == [(2, "invalid_request"), (1, "ok")]
+    assert (turns[0]["request_id"], turns[0]["advice"]) == ("r-2", None)
+    assert (turns[1]["conversation"], turns[1]["reason"]) == (key, "new_conversation")
+    assert "same X-Session-ID" in turns[1]["advice"]
+    assert abs(turns[1]["time_s"] - time.time()) < 5
+    for params, numbers in (({"limit": 1}, [2]), ({"after": 1}, [2]), ({"after": 2}, [])):
+        page = (await cluster.client.get("/bidikv/v1/turns", params=params, headers=ADMIN)).json()
+        assert [turn["number"] for turn in page["data"]] == numbers
