@@ -25,7 +25,7 @@ demo: $(STAMP)  ## Measure what readback saves, on real engines (QUICK=1 for the
 	@$(BIN)/bidikv demo --json demo/result.json --plot demo/ttft.png $(if $(QUICK),--quick) $(ARGS)
 
 test: lint type  ## Lint, types and all tests: unit, contract, real engines
-	scripts/services.sh redis
+	scripts/services.sh redis chromium
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(STAMP)  ## Ruff: rules and format

@@ -118,7 +118,9 @@ async def test_it_is_live(played, open_page):
     await page.locator("#conversations a").focus()
     await played.chat("new", headers={"X-Session-ID": "session-3"})
     await played.client.post(
-        "/bidikv/v1/engines/drain", json={"url": played.urls["decode-1"]}, headers={"Authorization": "Bearer sk-admin"}
+        "/bidikv/v1/engines/drain",
+        json={"url": played.urls["decode-1"]},
+        headers={"Authorization": "Bearer sk-admin"},
     )
     await expect(page.locator("#conversations tr")).to_have_count(2)
     await expect(page.locator("#engines tr").nth(2)).to_contain_text("draining")

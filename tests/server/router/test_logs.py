@@ -39,7 +39,9 @@ LEGS = [
 
 def test_text():
     """Fields follow the message; what would blur their edges is quoted."""
-    line = line_of(TextFormatter(), "a %s", "turn", plain="x-1", odd='m "\n x=1', legs=LEGS, none=[], empty="")
+    line = line_of(
+        TextFormatter(), "a %s", "turn", plain="x-1", odd='m "\n x=1', legs=LEGS, none=[], empty=""
+    )
     assert line == (
         '2026-01-01T00:00:00.042Z INFO name: a turn plain=x-1 odd="m \\"\\n x=1" '
         'legs=prefill:http://p:1:ok:0.1,decode:http://d:1:ok:0.2 none=none empty=""'

@@ -27,7 +27,9 @@ def test_ttft_buckets():
     """From 5 ms to two minutes."""
     metrics = RouterMetrics()
     metrics.ttft_seconds.labels(Reason.HIT).observe(0.004)
-    edges = re.findall(r'bidikv_router_ttft_seconds_bucket\{le="([^"]+)",reason="hit"\} (\S+)', metrics.render().decode())
+    edges = re.findall(
+        r'bidikv_router_ttft_seconds_bucket\{le="([^"]+)",reason="hit"\} (\S+)', metrics.render().decode()
+    )
     assert (edges[0], edges[-2][0], edges[-1]) == (("0.005", "1.0"), "120.0", ("+Inf", "1.0"))
 
 

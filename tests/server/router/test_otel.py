@@ -197,6 +197,7 @@ def test_unknown_exporter(variables, name, value):
 
 def test_not_installed(variables, caplog):
     """Asked for by the setting: an error in one line; by a variable alone: a warning."""
+
     def missing(name, *args, **kwargs):
         if name.startswith("opentelemetry"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)

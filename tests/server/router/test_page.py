@@ -8,7 +8,12 @@ import pytest
 pytestmark = pytest.mark.anyio
 
 UI = "/bidikv/ui"
-FILES = {"": "text/html", "/page.css": "text/css", "/page.js": "text/javascript", "/icon.svg": "image/svg+xml"}
+FILES = {
+    "": "text/html",
+    "/page.css": "text/css",
+    "/page.js": "text/javascript",
+    "/icon.svg": "image/svg+xml",
+}
 
 
 @pytest.mark.parametrize(("name", "kind"), FILES.items())
@@ -56,5 +61,7 @@ def test_the_page_needs_nothing_from_elsewhere():
         assert addresses == set(), name
     html, script = sources["page.html"], sources["page.js"]
     assert not re.search(r"\son\w+=|\sstyle=|<style|javascript:|<script(?![^>]*\ssrc=)", html)
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|srcdoc", script)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|srcdoc", script
+    )
     assert "localStorage" not in script

@@ -34,7 +34,9 @@ def test_a_stock_engine():
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "x", "0x10", ""])
 def test_unreadable_values(value):
     """They are passed over."""
-    assert read_notes(f"vllm:num_requests_running {value}\nvllm:num_requests_waiting 1\n") == EngineNotes(waiting=1)
+    assert read_notes(f"vllm:num_requests_running {value}\nvllm:num_requests_waiting 1\n") == EngineNotes(
+        waiting=1
+    )
 
 
 @given(st.text())

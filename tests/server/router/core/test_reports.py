@@ -36,5 +36,8 @@ def test_everything():
 def test_readable_model():
     """A client's name fits on one line of a bounded length."""
     assert readable_model("org/model-1") == "org/model-1"
-    assert readable_model("a\nb\x1b[0m\u202e") == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}[0m\N{REPLACEMENT CHARACTER}"
+    assert (
+        readable_model("a\nb\x1b[0m\u202e")
+        == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}[0m\N{REPLACEMENT CHARACTER}"
+    )
     assert len(readable_model("m" * 10_000)) == 128
