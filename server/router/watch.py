@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from bidikv_server.router.core.ids import accept_request_id
 from bidikv_server.router.core.reports import OK, LegReport, TurnReport, fields, readable_model
 from bidikv_server.router.core.spotting import AnswerSpotter
-from bidikv_server.router.errors import ClientGone, RouterFault, ShuttingDown
+from bidikv_server.router.errors import BadRequest, ClientGone, RouterFault, ShuttingDown
 from bidikv_server.router.logs import log_fields
 from bidikv_server.router.replies import headers_of
 
@@ -159,24 +159,27 @@ class Observer:
         """Around one request for a turn, refused or not; `watch_of` finds its watch."""
         watch = scope[_WATCH] = TurnWatch(scope["path"], headers_of(scope), self._tracing)
         reply.extra[b"x-request-id"] = watch.request_id.encode()
-        status: int | None = None
+        cause: str | None = RouterFault.code
+        status: int | None = RouterFault.status
         try:
             yield
         except RouterFault as fault:
-            watch.failed(fault.code)
-            status = fault.status
+            cause, status = fault.code, fault.status
+            raise
+        except RecursionError:
+            cause, status = BadRequest.code, BadRequest.status
             raise
         except ClientGone:
-            watch.failed(CLIENT_GONE)
+            cause, status = CLIENT_GONE, None
             raise
         except asyncio.CancelledError:
-            watch.failed(ShuttingDown.code)
+            cause, status = ShuttingDown.code, None
             raise
-        except BaseException:
-            watch.failed(RouterFault.code)
-            status = RouterFault.status
-            raise
+        else:
+            cause, status = None, None
         finally:
+            if cause is not None:
+                watch.failed(cause)
             now_s = time.monotonic()
             report = watch.ended(reply.status or status, now_s)
             self._recent.add(report, now_s)

@@ -38,7 +38,9 @@ def published() -> dict[str, set[str]]:
     series = dict(OF_VLLM)
     for metric in RouterMetrics().registry.collect():
         labels = set(labels_of(metric.name))
-        for suffix in {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"]}.get(metric.type, [""]):
+        for suffix in {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"]}.get(
+            metric.type, [""]
+        ):
             series[metric.name + suffix] = labels | ({"le"} if suffix == "_bucket" else set())
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").partition("## Engines")[2]
     for name, label in re.findall(r"^\| `(\w+)` \|(.*?)\|", page, re.MULTILINE):
@@ -57,21 +59,19 @@ def labels_of(name: str) -> tuple[str, ...]:
 
 def selectors(node) -> list[tuple[promql_parser.VectorSelector, set[str]]]:
     """Every selector in a query, with the labels that the query groups it by."""
-    if isinstance(node, promql_parser.VectorSelector):
-        return [(node, set())]
-    if isinstance(node, promql_parser.MatrixSelector):
-        return [(node.vector_selector, set())]
-    if isinstance(node, promql_parser.AggregateExpr):
-        grouped = set(node.modifier.labels) if node.modifier is not None else set()
-        return [(selector, labels | grouped) for selector, labels in selectors(node.expr)]
-    if isinstance(node, promql_parser.BinaryExpr):
-        return selectors(node.lhs) + selectors(node.rhs)
-    if isinstance(node, promql_parser.Call):
-        return [found for argument in node.args for found in selectors(argument)]
-    if isinstance(node, promql_parser.ParenExpr):
-        return selectors(node.expr)
-    assert isinstance(node, promql_parser.NumberLiteral), type(node)
-    return []
+    match node:
+        case promql_parser.VectorSelector():
+            return [(node, set())]
+        case promql_parser.MatrixSelector():
+            return [(node.vector_selector, set())]
+        case promql_parser.AggregateExpr():
+            grouped = set(node.modifier.labels) if node.modifier is not None else set()
+            return [(selector, labels | grouped) for selector, labels in selectors(node.expr)]
+        case promql_parser.NumberLiteral():
+            return []
+    parts = {promql_parser.BinaryExpr: ("lhs", "rhs"), promql_parser.ParenExpr: ("expr",)}.get(type(node))
+    inner = [getattr(node, part) for part in parts] if parts else node.args
+    return [found for part in inner for found in selectors(part)]
 
 
 @pytest.mark.parametrize(("place", "query"), queries().items(), ids=lambda value: value[:40])

@@ -61,7 +61,13 @@ function setText(node, text) {
 const whole = new Intl.NumberFormat("en");
 const count = (value) => (value === null || value === undefined ? "–" : whole.format(value));
 const percent = (part, all) => (all > 0 ? `${((100 * part) / all).toFixed(part === all || part === 0 ? 0 : 1)} %` : "–");
-const clock = new Intl.DateTimeFormat([], { dateStyle: "short", timeStyle: "medium" });
+const dayClock = new Intl.DateTimeFormat([], { dateStyle: "short", timeStyle: "medium" });
+const todayClock = new Intl.DateTimeFormat([], { timeStyle: "medium" });
+
+function clock(time_s) {
+  const time = new Date(time_s * 1000);
+  return (time.toDateString() === new Date().toDateString() ? todayClock : dayClock).format(time);
+}
 
 function seconds(value) {
   if (value === null || value === undefined) return "–";
@@ -350,16 +356,20 @@ function fillTold(turn) {
     : null;
   box.replaceChildren(
     el("div", { class: "line" }, tag(turn), el("b", {}, seconds(waited(turn))), link,
-      el("span", { class: "when" }, clock.format(turn.time_s * 1000)), el("span", { class: "muted" }, where(turn))),
+      el("span", { class: "when" }, clock(turn.time_s)), el("span", { class: "muted" }, where(turn))),
     el("p", { class: "counts" }, countsLine(turn)),
-    el("p", { class: "why" }, why(turn)),
+    why(turn),
   );
   if (hadFocus) box.querySelector("a")?.focus();
 }
 
+// Why a turn reused no more, and what to change; what stands in backticks is code.
 function why(turn) {
-  if (!failed(turn)) return turn.advice || "";
-  return `The turn failed (${turn.outcome}). Look for request ${turn.request_id} in the router's log.`;
+  const text = failed(turn)
+    ? `The turn failed: ${turn.outcome}. Look for request \`${turn.request_id}\` in the router's log.`
+    : turn.advice || "";
+  const parts = text.split("`").map((part, index) => (index % 2 === 1 ? el("code", {}, part) : part));
+  return el("p", { class: `why ${failed(turn) ? "" : kind(turn.reason)}` }, ...parts);
 }
 
 function choose(number, focus) {
@@ -440,6 +450,7 @@ function fillConversations(page) {
 $("older").addEventListener("click", () => {
   if (state.next === null) return;
   state.pages.push(state.next);
+  state.next = null; // until the page is there, which says what comes after it
   refresh();
 });
 $("newer").addEventListener("click", () => {
@@ -482,11 +493,11 @@ function makeTurn(turn) {
   return el(
     "li",
     {},
-    el("div", { class: "line" }, tag(turn), el("span", { class: "when" }, clock.format(turn.time_s * 1000)),
+    el("div", { class: "line" }, tag(turn), el("span", { class: "when" }, clock(turn.time_s)),
       el("span", { class: "muted" }, where(turn))),
     el("div", { class: "wait" }, el("b", {}, seconds(turn.ttft_s)), el("span", { class: "room" }, share)),
     el("p", { class: "counts" }, countsLine(turn)),
-    el("p", { class: "why" }, turn.advice || ""),
+    why(turn),
   );
 }
 
@@ -515,7 +526,7 @@ function fillTree(tree) {
     (item, { turn, depth, branch }) => {
       item.style.setProperty("--depth", String(Math.min(depth, 12)));
       item.className = branch ? "branch" : "";
-      setText(item.firstElementChild, `${count(turn.messages)} messages on ${host(turn.decode)} · ${turn.turn.slice(0, 8)}`);
+      setText(item.firstElementChild, `${count(turn.messages)} ${turn.messages === 1 ? "message" : "messages"} on ${host(turn.decode)} · ${turn.turn.slice(0, 8)}`);
     },
   );
   $("no-tree").hidden = tree.length > 0;

@@ -361,13 +361,11 @@ async def test_overview(start):
 async def test_engines(start):
     """State and load of each, and of decode what it publishes of itself; of one that is down nothing old is told."""
     cluster = await start(admin_key="sk-admin")
-    cluster.decode[
-        0
-    ].index_lines += 'vllm:num_requests_waiting 2.0\nbidikv:retained_tokens{class="soft"} 64\n'
+    cluster.decode[0].index_lines += "vllm:num_requests_waiting 2.0\nbidikv:retained_tokens 64\n"
     await cluster.probe()
     listed = (await cluster.client.get("/bidikv/v1/engines", headers=ADMIN)).json()["data"]
     state = {"healthy": True, "draining": False, "in_flight": 0}
-    notes = {"running": None, "waiting": 2, "kv_usage": None, "retained_tokens": 64, "protected_tokens": None}
+    notes = {"running": 0, "waiting": 2, "kv_usage": None, "retained_tokens": 64, "protected_tokens": None}
     assert listed == [
         {"role": "prefill", "url": cluster.urls["prefill-0"], **state},
         {"role": "decode", "url": cluster.urls["decode-0"], **state, "index": ["10.0.0.0:7000"], **notes},

@@ -17,11 +17,12 @@ CANARY = "sk-canary-prompt"
 @pytest.fixture(params=[TextFormatter, JsonFormatter])
 def written(request):
     """A logger, and what it has written so far."""
-    stream, logger = io.StringIO(), logging.Logger("name")
+    stream, logger = io.StringIO(), logging.getLogger(f"name.{request.param.__name__}")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(request.param())
     logger.addHandler(handler)
-    return logger, stream
+    yield logger, stream
+    logger.removeHandler(handler)
 
 
 def line_of(formatter: logging.Formatter, message: str, *args, **fields) -> str:
@@ -58,14 +59,18 @@ def test_json():
     }  # fmt: skip
 
 
+def fail_twice():
+    try:
+        {}[CANARY]
+    except KeyError as error:
+        raise ExceptionGroup(CANARY, [ValueError(CANARY), UpstreamFault("engine down")]) from error
+
+
 def test_exceptions_tell_no_values(written):
     """Frames and types of the whole chain and of a group's members; of messages only ours and the system's."""
     logger, stream = written
     try:
-        try:
-            raise KeyError(CANARY)
-        except KeyError as error:
-            raise ExceptionGroup(CANARY, [ValueError(CANARY), UpstreamFault("engine down")]) from error
+        fail_twice()
     except ExceptionGroup:
         logger.exception("failed")
     try:
@@ -73,9 +78,9 @@ def test_exceptions_tell_no_values(written):
     except OSError:
         logger.exception("failed")
     text = stream.getvalue()
-    assert CANARY not in text.replace("raise KeyError(CANARY)", "")
+    assert CANARY not in text
     for told in ("KeyError", "which led to:", "ExceptionGroup", "of which:", "ValueError", "engine down",
-                 "No such file", "test_logs.py", "test_exceptions_tell_no_values"):  # fmt: skip
+                 "No such file", "test_logs.py", "fail_twice"):  # fmt: skip
         assert told in text
 
 
@@ -104,7 +109,7 @@ def test_lost_tasks_tell_no_values(monkeypatch):
     asyncio.run(_lose_a_task())
     assert "never retrieved" in stream.getvalue()
     assert "ValueError" in stream.getvalue()
-    assert CANARY not in stream.getvalue().replace("raise ValueError(CANARY)", "")
+    assert CANARY not in stream.getvalue()
 
 
 def test_configured_once_for_all(monkeypatch, capsys):

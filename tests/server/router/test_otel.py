@@ -34,7 +34,7 @@ async def traced(anyio_backend):
     engines = [FakeEngine("prefill"), FakeEngine("decode")]
     async with serving(*engines) as urls:
         settings = RouterSettings(
-            prefill=urls[:1], decode=urls[1:], probe_interval_s=600, first_byte_timeout_s=0.2
+            prefill=urls[:1], decode=urls[1:], probe_interval_s=600, decode_timeout_s=0.3
         )
         app = create_app(settings, OtelTracing(SimpleSpanProcessor(exporter)))
         async with (
@@ -44,7 +44,9 @@ async def traced(anyio_backend):
             yield client, engines, exporter
 
 
-def spans(exporter) -> dict[str, list]:
+async def spans(exporter, *names: str) -> dict[str, list]:
+    """Those that have ended, by name; waits for these names: a span may end a moment after its answer."""
+    await eventually(lambda: set(names) <= {span.name for span in exporter.get_finished_spans()})
     found: dict[str, list] = {}
     for span in exporter.get_finished_spans():
         found.setdefault(span.name, []).append(span)
@@ -69,7 +71,7 @@ async def test_one_turn(traced, stream):
         b"data: [DONE]\n\n",
     )
     answer = await chat(client, "hi", headers={**PARENT, "X-Request-Id": "r-1"}, stream=stream)
-    found = spans(exporter)
+    found = await spans(exporter, "chat m-1")
     (turn,), (first,), (second,) = found["chat m-1"], found["prefill leg"], found["decode leg"]
     assert turn.kind is SpanKind.SERVER
     assert f"{turn.context.trace_id:032x}" == TRACE
@@ -101,7 +103,7 @@ async def test_without_a_parent(traced):
     """A turn begins a trace of its own; engines are told of it though the client sent none."""
     client, (prefill, _), exporter = traced
     await chat(client, "hi", headers={"traceparent": "nonsense"})
-    (turn,) = spans(exporter)["chat m-1"]
+    (turn,) = (await spans(exporter, "chat m-1"))["chat m-1"]
     assert turn.parent is None
     assert f"{turn.context.trace_id:032x}" in prefill.seen[0].headers["traceparent"]
 
@@ -113,7 +115,7 @@ async def test_failures(traced):
     prefill.failures.append(Failure(500))
     decode.failures.append(Failure(hang=True))
     assert (await chat(client, "hi")).status_code == 504
-    found = spans(exporter)
+    found = await spans(exporter, "chat m-1")
     assert found["prefill leg"][0].attributes["error.type"] == "failed"
     assert found["decode leg"][0].attributes["error.type"] == "engine_timed_out"
     (turn,) = found["chat m-1"]
@@ -130,8 +132,7 @@ async def test_a_client_that_leaves_is_no_error(traced):
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         async for _ in answer.aiter_raw():
             break
-    await eventually(lambda: "text_completion m-1" in spans(exporter))
-    found = spans(exporter)
+    found = await spans(exporter, "text_completion m-1")
     assert found["decode leg"][0].attributes["bidikv.leg.outcome"] == "cancelled"
     (turn,) = found["text_completion m-1"]
     assert turn.status.status_code is StatusCode.UNSET

@@ -1,5 +1,6 @@
 """What an answer says of itself."""
 
+import itertools
 import json
 
 import pytest
@@ -26,7 +27,7 @@ MESSAGES = (
 def spot(raw: bytes, cuts: list[int], *, is_stream: bool) -> tuple[str | None, int | None]:
     spotter = AnswerSpotter(is_stream=is_stream)
     edges = [0, *sorted(cut % (len(raw) + 1) for cut in cuts), len(raw)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         spotter.feed(raw[start:end])
     return spotter.response_id(), spotter.output_tokens()
 
