@@ -29,6 +29,7 @@ from bidikv_server.router.errors import (
 from bidikv_server.router.metrics import RouterMetrics
 from bidikv_server.router.own import PREFIX as OWN_PREFIX
 from bidikv_server.router.own import OwnRoutes
+from bidikv_server.router.page import PATH as PAGE_PATH
 from bidikv_server.router.page import LivePage
 from bidikv_server.router.passthrough import PASSED_ON, PassThrough
 from bidikv_server.router.probes import Prober
@@ -200,7 +201,7 @@ class RouterApp:
 
     async def _serve(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         endpoint = self._endpoint(scope)
-        if not scope["path"].startswith(PREFIX) and scope["path"] not in _OPEN_PATHS:
+        if not scope["path"].startswith((PREFIX, PAGE_PATH)) and scope["path"] not in _OPEN_PATHS:
             # Before the body: whoever has no key, or no place, costs no memory.
             self._access.tenant(headers_of(scope))
         if scope["path"] in TURN_PATHS:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 from importlib.metadata import entry_points
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -18,8 +17,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode, format_trace_id, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from bidikv_server.router.core.paths import COMPLETIONS_PATH
 from bidikv_server.router.core.reports import OK
-from bidikv_server.router.core.requests import CHAT_PATH, COMPLETIONS_PATH
 from bidikv_server.router.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _GROUP: Final = "opentelemetry_traces_exporter"
 _SERVICE: Final = "bidikv-router"
-_OPERATIONS: Final = MappingProxyType({CHAT_PATH: "chat", COMPLETIONS_PATH: "text_completion"})
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _CLIENTS_DOING: Final = frozenset({"client_gone"})
 """Outcomes that are no error of the serving side."""
@@ -122,7 +120,7 @@ class OtelTracing:
 
     def turn(self, path: str, headers: Mapping[str, str]) -> OtelTurnTrace:
         """A turn begins, under the client's span if its headers name one."""
-        operation = _OPERATIONS.get(path, "chat")
+        operation = "text_completion" if path == COMPLETIONS_PATH else "chat"
         attributes: dict[str, AttributeValue] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "vllm",

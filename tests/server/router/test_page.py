@@ -19,7 +19,7 @@ FILES = {
 @pytest.mark.parametrize(("name", "kind"), FILES.items())
 async def test_files(start, name, kind):
     """Served without a key, under a policy that lets nothing in but these files, and revalidated by tag."""
-    cluster = await start(admin_key="sk-admin")
+    cluster = await start(admin_key="sk-admin", api_key="sk-client")
     answer = await cluster.client.get(UI + name)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith(kind)
