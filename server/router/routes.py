@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from bidikv_server.router.core.engines import EngineTable, Role
@@ -47,10 +46,11 @@ class Routes:
 
     async def turn(self, scope: Scope, raw: bytes, reply: Reply) -> None:
         """POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages."""
-        arrived_s, headers, watch = time.monotonic(), headers_of(scope), watch_of(scope)
+        headers, watch = headers_of(scope), watch_of(scope)
+        watch.arrived()
         async with self._queue.place():
             tenant = self._access.tenant(headers)
-            watch.began(time.monotonic() - arrived_s, tenant)
+            watch.began(tenant)
             try:
                 request = read_request(
                     scope["path"],
@@ -64,7 +64,7 @@ class Routes:
             request = await self._responses.place(request)
             passed_on = {**self._access.engine_headers(headers), "X-Request-Id": watch.request_id}
             with self._metrics.in_flight.track_inprogress():
-                await self._turns.serve(request, passed_on, reply, arrived_s=arrived_s, watch=watch)
+                await self._turns.serve(request, passed_on, reply, watch)
 
     async def live(self, _scope: Scope, _raw: bytes, reply: Reply) -> None:
         """GET /live: 200 while the router itself works, whatever its engines do."""

@@ -83,7 +83,6 @@ class _Turn:
         request: What the client asks for.
         match: Its place among the known turns.
         engine_headers: Headers for both legs.
-        started_s: When the request was complete.
         watch: Sees what becomes of it.
         keep: What decode does with its blocks.
         barred: Why nothing may be read back for it.
@@ -98,7 +97,6 @@ class _Turn:
     request: TurnRequest
     match: Match
     engine_headers: dict[str, str]
-    started_s: float
     watch: TurnWatch
     keep: Keep
     barred: Reason | None
@@ -137,8 +135,6 @@ class TurnService:
         request: TurnRequest,
         passed_on: dict[str, str],
         reply: Reply,
-        *,
-        arrived_s: float,
         watch: TurnWatch,
     ) -> None:
         """Answer one request.
@@ -147,13 +143,12 @@ class TurnService:
             request: What the client asks for.
             passed_on: Client headers that engines get as they are.
             reply: Where the answer goes.
-            arrived_s: When the request was complete, on the monotonic clock.
             watch: Sees what becomes of it.
 
         Raises:
             RouterFault: The turn could not be served and nothing was sent.
         """
-        turn = await self._begin(request, passed_on, arrived_s, watch)
+        turn = await self._begin(request, passed_on, watch)
         watch.asked(request, turn.match.key)
         self._metrics.identities.labels(request.identity.source).inc()
         reply.extra[_SESSION] = turn.match.key.encode()
@@ -186,9 +181,7 @@ class TurnService:
             )
             raise EngineRefusesRouter
 
-    async def _begin(
-        self, request: TurnRequest, passed_on: dict[str, str], arrived_s: float, watch: TurnWatch
-    ) -> _Turn:
+    async def _begin(self, request: TurnRequest, passed_on: dict[str, str], watch: TurnWatch) -> _Turn:
         match = await self._state.find(request.scope, request.session, request.chain)
         if request.kept is not None and request.session is None:
             match = replace(match, key=request.kept.conversation)
@@ -197,7 +190,6 @@ class TurnService:
             request=request,
             match=match,
             engine_headers={**passed_on, SESSION_HEADER: match.key, "Content-Type": "application/json"},
-            started_s=arrived_s,
             watch=watch,
             keep=self._retention.keep(request.turn, readback=barred is None),
             barred=barred,
@@ -312,7 +304,7 @@ class TurnService:
             ) as answer:
                 if answer.status == 200:
                     self._keep_response(turn, plan)
-                    turn.ttft_s = time.monotonic() - turn.started_s
+                    turn.ttft_s = time.monotonic() - turn.watch.arrived_s
                     turn.watch.answers(turn.ttft_s)
                     self._metrics.ttft_seconds.labels(reuse.reason).observe(turn.ttft_s)
                 failure = await relay(
@@ -353,11 +345,7 @@ class TurnService:
     def _leg(
         self, turn: _Turn, engine: EngineSnapshot, *, had_handle: bool = False
     ) -> Iterator[dict[str, str]]:
-        """Count a leg in and out, and turn its failure into one engine or option less for this turn.
-
-        Yields:
-            Headers for the leg.
-        """
+        """Count a leg in and out, and turn its failure into one engine or option less for this turn; yields its headers."""
         started_s, outcome = time.monotonic(), "cancelled"
         self._engines.leg_started(engine.url, engine.role)
         watched = turn.watch.leg(engine.role, engine.url)

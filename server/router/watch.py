@@ -64,6 +64,7 @@ class TurnWatch:
 
     Attributes:
         request_id: The client's, if engines and logs can carry it, else a new one.
+        arrived_s: When the request was complete, on the monotonic clock; before that, when it began.
         legs: Those that have ended.
     """
 
@@ -71,7 +72,7 @@ class TurnWatch:
         self.request_id = accept_request_id(headers.get("x-request-id")) or uuid.uuid4().hex
         self.legs: list[LegReport] = []
         self._path = path
-        self._started_s = time.monotonic()
+        self._started_s = self.arrived_s = time.monotonic()
         self._trace: TurnTrace = tracing.turn(path, headers)
         self._queued_s = 0.0
         self._request: TurnRequest | None = None
@@ -83,9 +84,13 @@ class TurnWatch:
         self._outcome: str | None = None
         self._spotter: AnswerSpotter | None = None
 
-    def began(self, queued_s: float, tenant: str | None) -> None:
-        """It has its place, after waiting for so long; whose it is, if API keys are configured."""
-        self._queued_s, self._tenant = queued_s, tenant
+    def arrived(self) -> None:
+        """The request is complete."""
+        self.arrived_s = time.monotonic()
+
+    def began(self, tenant: str | None) -> None:
+        """It has its place, and may have waited for it; whose it is, if API keys are configured."""
+        self._queued_s, self._tenant = time.monotonic() - self.arrived_s, tenant
 
     def asked(self, request: TurnRequest, key: ConversationKey) -> None:
         """What the client wants, and of which conversation."""
