@@ -47,7 +47,10 @@ def modules_on_disk() -> set[str]:
     found = set()
     for package, folder in FOLDERS.items():
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in {".py", ".jinja", ".lua", ".html", ".css", ".js", ".svg"} or path.name == "py.typed":
+            if (
+                path.suffix in {".py", ".jinja", ".lua", ".html", ".css", ".js", ".svg"}
+                or path.name == "py.typed"
+            ):
                 found.add(f"{package.replace('.', '/')}/{path.relative_to(ROOT / folder).as_posix()}")
     return found
 

@@ -66,6 +66,9 @@ def router(
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error. Default: info.")
     ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="text, or json: one object per line. Default: text.")
+    ] = None,
     readback: Annotated[
         bool | None,
         typer.Option("--readback/--no-readback", help="Let prefill read back what decode retained."),
@@ -120,6 +123,7 @@ def router(
             "max_queue": max_queue,
             "shutdown_grace_s": shutdown_grace,
             "log_level": log_level,
+            "log_format": log_format,
         }
         try:
             settings = RouterSettings.load(config, **overrides)
