@@ -47,6 +47,7 @@ _SECTIONS: Final = {
         "idle_timeout_s",
     ),
     "Load": ("max_in_flight", "max_queue", "max_body_bytes"),
+    "Shared state": ("state_url", "state_password", "state_prefix", "state_timeout_s"),
     "Logs and traces": ("log_level", "log_format", "tracing"),
     "Memory": (
         "max_conversations",

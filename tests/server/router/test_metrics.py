@@ -6,6 +6,7 @@ from pathlib import Path
 from bidikv.headers import ReuseHeader
 from bidikv_server.reasons import Reason
 from bidikv_server.router.metrics import RouterMetrics
+from bidikv_server.router.state.metrics import StateMetrics
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -15,11 +16,12 @@ def test_the_document_lists_every_metric():
     table = DOCUMENT.read_text(encoding="utf-8").partition("## Router")[2].partition("## Engines")[0]
     rows = re.findall(r"^\| `(\w+)` \|(.*?)\|", table, re.MULTILINE)
     documented = {f"bidikv_router_{name}": tuple(re.findall(r"\w+", labels)) for name, labels in rows}
-    names = RouterMetrics().registry._collector_to_names
+    registry = RouterMetrics().registry
+    StateMetrics(registry)
     assert documented == {
         collector._name + ("_info" if collector._type == "info" else ""): collector._labelnames
         or (("version",) if collector._type == "info" else ())
-        for collector in names
+        for collector in registry._collector_to_names
     }
 
 
