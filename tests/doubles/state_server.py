@@ -81,6 +81,7 @@ class Proxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self.connections = 0
         self.port = 0
 
@@ -98,7 +99,10 @@ class Proxy:
             yield self
         finally:
             server.close()
+            self.flow()
             self.cut()
+            if self._serving:
+                await asyncio.wait(self._serving)
 
     def cut(self) -> None:
         """Break all connections."""
@@ -107,6 +111,10 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         self._writers.add(writer)
         with contextlib.suppress(OSError):
             inside_reader, inside_writer = await asyncio.open_connection("127.0.0.1", self._target)

@@ -150,10 +150,10 @@ class History:
         """One conversation; None if it is not known, or is not that tenant's. Without a tenant it may be anybody's."""
         self.expire(now_s)
         number = self._order.get(key)
-        if not number:
+        owner = self._names[self._scopes[number]] if number else None
+        if owner is None or tenant not in {None, owner[0]}:
             return None
-        known = self._known(number, self._packed[number])
-        return known if tenant in {None, known.tenant} else None
+        return self._known(number, self._packed[number])
 
     def page(
         self, now_s: float, *, limit: int, tenant: str | None = None, before: int | None = None

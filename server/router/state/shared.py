@@ -156,7 +156,7 @@ class SharedStore:
 
     async def known(self, key: ConversationKey, *, tenant: str | None = None) -> Known | None:
         """What became of a conversation's last turns, wherever they ran."""
-        explained = await self._explained(key)
+        explained = await self._explained(key, tenant)
         own = await self._memory.known(key, tenant=tenant)
         shared = explained[0] if explained is not None else None
         if shared is None:
@@ -240,8 +240,11 @@ class SharedStore:
         task.add_done_callback(self._writing.discard)
         return task
 
-    async def _explained(self, key: ConversationKey) -> tuple[Known | None, tuple[Turn, ...]] | None:
-        answer = await self._circuit.read("explain", self._explain, bytes.fromhex(key))
+    async def _explained(
+        self, key: ConversationKey, tenant: str | None = None
+    ) -> tuple[Known | None, tuple[Turn, ...]] | None:
+        asker = b"" if tenant is None else _tenant(tenant)
+        answer = await self._circuit.read("explain", self._explain, bytes.fromhex(key), asker)
         if answer is None:
             return None
         try:
