@@ -176,7 +176,7 @@ class Conversation(AbstractContextManager["Conversation"], AbstractAsyncContextM
         return ReuseReport(tuple(self.turns))
 
     def close(self) -> None:
-        """End the conversation: decode releases what it retains of it. Never raises.
+        """End the conversation: decode releases what it retains of it. Never raises; waits three seconds at most for a router.
 
         Reaches the routers that answered turns of this object through synchronous clients; for asynchronous ones there is
         `aclose`. What is not reached expires by itself. A later turn begins it anew.
@@ -185,7 +185,7 @@ class Conversation(AbstractContextManager["Conversation"], AbstractAsyncContextM
             self._links.release()
 
     async def aclose(self) -> None:
-        """End the conversation, from a coroutine; see `close`. Waits at most two seconds for each router."""
+        """End the conversation, from a coroutine; see `close`. Waits at most three seconds for each router."""
         if self._links is not None:
             await self._links.arelease()
 

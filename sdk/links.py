@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 
 PATH: Final = "/bidikv/conversations/"
 """Below the client's base URL: where a router answers for its callers' own conversations."""
-_OPTIONS: Final[Any] = {"max_retries": 0, "timeout": 2.0}
-"""These calls save a recompute at best, so they wait for nobody."""
+_OPTIONS: Final[Any] = {"max_retries": 0, "timeout": 3.0}
+"""These calls save a recompute at best, so they wait for nobody longer than a router waits for its engines."""
 
 
 class Links:

@@ -74,11 +74,11 @@ class Memory:
     def review(
         self, session: str, body: Mapping[str, Any], *, restore: Restore, freeze_system: bool = False
     ) -> Reviewed | None:
-        """Compare a request with the conversation's earlier ones; None if it has no messages. Remembers nothing yet."""
+        """Compare a request with the conversation's earlier ones; None if it does not show them all. Remembers nothing yet."""
         name = "messages" if "messages" in body else "input"
         messages = body.get(name)
-        if not isinstance(messages, list | tuple):
-            return None
+        if not isinstance(messages, list | tuple) or body.get("previous_response_id") is not None:
+            return None  # the rest of such a history is kept by the server
         tools = body.get("tools")
         changes: dict[str, Any] = {}
         restored: list[str] = []

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from bidikv_server.router.core.ids import ConversationKey
 
 _TIMEOUT_S: Final = 2.0
+_RENEW_TIMEOUT_S: Final = 0.5
+"""A renewal is worth a recompute at best, and its caller's tool waits for it."""
 
 
 class Outcome(StrEnum):
@@ -40,14 +42,19 @@ class Releaser:
 
     async def release(self, addresses: Iterable[str], key: ConversationKey) -> dict[str, Outcome]:
         """Tell these indexes that a conversation has ended; what each one said, within two seconds."""
-        return await self._tell(addresses, lambda m: m.Release(m.VERSION, key), Outcome.RELEASED)
+        return await self._tell(
+            addresses, lambda m: m.Release(m.VERSION, key), Outcome.RELEASED, self._timeout_s
+        )
 
     async def renew(self, addresses: Iterable[str], key: ConversationKey, ttl_s: float) -> dict[str, Outcome]:
-        """Tell these indexes that a conversation comes back within so many seconds; what each one said."""
-        return await self._tell(addresses, lambda m: m.Renew(m.VERSION, key, ttl_s), Outcome.RENEWED)
+        """Tell these indexes that a conversation comes back within so many seconds; what each one said, within half a second."""
+        timeout_s = min(self._timeout_s, _RENEW_TIMEOUT_S)
+        return await self._tell(
+            addresses, lambda m: m.Renew(m.VERSION, key, ttl_s), Outcome.RENEWED, timeout_s
+        )
 
     async def _tell(
-        self, addresses: Iterable[str], message: Callable[[Any], Any], done: Outcome
+        self, addresses: Iterable[str], message: Callable[[Any], Any], done: Outcome, timeout_s: float
     ) -> dict[str, Outcome]:
         """Send what `message` makes of the message types to each index."""
         asked = tuple(dict.fromkeys(addresses))
@@ -63,7 +70,7 @@ class Releaser:
         request = messages.encode(message(messages))
         answers = asyncio.gather(
             *(
-                asyncio.wrap_future(self._client.submit(address, request, timeout_s=self._timeout_s))
+                asyncio.wrap_future(self._client.submit(address, request, timeout_s=timeout_s))
                 for address in asked
             ),
             return_exceptions=True,

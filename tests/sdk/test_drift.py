@@ -245,6 +245,18 @@ def test_nothing_of_a_conversation_is_told():
     assert "secret" not in f"{told} {told!r} {reviewed.history!r}"
 
 
+def test_histories_that_the_server_keeps():
+    """A request that names the response before it shows only what is new, and is not compared."""
+    router = FakeRouter()
+    client = router.client(conversation="a", on_drift="raise")
+    first = client.responses.create(model="m", input=[user("hi"), said("ho"), user("hm")])
+    client.responses.create(model="m", input=[user("ha"), said("ho")], previous_response_id=first.id)
+    turns = client._bidikv.conversation.turns
+    assert [turn.drift.kind if turn.drift else None for turn in turns] == ["start", None]
+    with pytest.raises(bidikv.DriftError):
+        client.responses.create(model="m", input=[user("ha"), said("ho"), user("hm")])
+
+
 def test_memory_is_bounded():
     """The conversation used last stays longest."""
     memory = Memory(max_sessions=2)
