@@ -92,9 +92,9 @@ def router(
     with launch_errors():
         require_extra(
             "router",
-            "aiohttp",
             "dns",
             "httptools",
+            "msgspec",
             "prometheus_client",
             "pydantic_settings",
             "uvicorn",

@@ -42,9 +42,9 @@ def up(
     with launch_errors(), stop_signals():
         require_extra(
             "router",
-            "aiohttp",
             "dns",
             "httptools",
+            "msgspec",
             "prometheus_client",
             "pydantic_settings",
             "uvicorn",

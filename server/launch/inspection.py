@@ -15,6 +15,7 @@ _ROUTER_MODULES: Final = (
     "aiohttp",
     "dns",
     "httptools",
+    "msgspec",
     "prometheus_client",
     "pydantic_settings",
     "uvicorn",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bidikv_server.router.core import prompt_tokens
 from bidikv_server.router.core.bodies import decode_body
+from bidikv_server.router.core.json_bytes import encode_from
 from bidikv_server.router.core.prompt_tokens import Tokenised
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ class PromptTokens:
         params: dict[str, Any] | None,
         token_ids: bytes | None,
         obstacle: Tokenised | None,
-    ) -> dict[str, Any] | bytes:
-        """A decode leg's body.
+    ) -> bytes:
+        """A decode leg's body as JSON.
 
         Args:
             request: What the client asks for.
@@ -42,9 +43,10 @@ class PromptTokens:
         """
         body = decode_body(request, params)
         if params is None:
-            return body
+            return encode_from(request.body, body)
         if obstacle is None and token_ids is not None:
             self._metrics.tokenisations.labels(Tokenised.ONCE).inc()
-            return prompt_tokens.with_token_ids(request.path, body, token_ids)
+            body = prompt_tokens.with_token_ids(request.path, body, token_ids)
+            return encode_from(request.body, body)
         self._metrics.tokenisations.labels(obstacle or Tokenised.NOT_RETURNED).inc()
-        return body
+        return encode_from(request.body, body)

@@ -34,6 +34,7 @@ from bidikv_server.router.core.conversations import Holder, Match
 from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.history import TurnRecord
 from bidikv_server.router.core.ids import salt_of
+from bidikv_server.router.core.json_bytes import encode_from
 from bidikv_server.router.core.kept import Kept
 from bidikv_server.router.core.paths import MESSAGES_PATH
 from bidikv_server.router.core.policy import (
@@ -270,7 +271,7 @@ class TurnService:
             answer = await self._client.post(
                 plan.prefill.url,
                 path,
-                body=prefill_body(turn.request, params, token_ids=wanted),
+                body=encode_from(turn.request.body, prefill_body(turn.request, params, token_ids=wanted)),
                 headers=headers,
                 timeout_s=self._settings.prefill_timeout_s,
             )

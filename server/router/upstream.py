@@ -1,42 +1,45 @@
-"""The client to the engines: the router's only user of aiohttp, and the place where transport errors become router faults."""
+"""The client to the engines: whole answers and streamed ones, and the place where transport errors become router faults."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import functools
+import re
+import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
-import aiohttp
-
+from bidikv_server.router.core.json_bytes import encode
 from bidikv_server.router.errors import UpstreamConnectFailed, UpstreamFault, UpstreamTimedOut
+from bidikv_server.router.http1 import ConnectFailed, ConnectionBroke, Origin, Pool, request_head
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
     from bidikv_server.router.core.ids import EngineUrl
+    from bidikv_server.router.http1 import Connection, Headers
 
 _KEEPALIVE_S: Final = 4.0
 """vLLM's server closes idle connections after 5 s; letting go first avoids sending into a closing one."""
 _DROPPED_HEADERS: Final = frozenset(
     {
-        "connection",
-        "content-length",
-        "date",
-        "keep-alive",
-        "server",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        b"connection",
+        b"content-length",
+        b"date",
+        b"keep-alive",
+        b"server",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
     }
 )
 """Headers of one connection, not of the answer."""
 
-Headers = tuple[tuple[bytes, bytes], ...]
+_TARGET: Final = re.compile(r"[A-Za-z0-9/._~?&=%:@!$'()*+,;-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,29 +107,17 @@ class EngineClient:
             connect_timeout_s: To open a connection, in seconds.
             tls: For engines whose URL is https; None checks them by the machine's authorities.
         """
-        self._connect_timeout_s = connect_timeout_s
-        self._tls = tls
-        self._session: aiohttp.ClientSession | None = None
+        self._pool = Pool(connect_timeout_s=connect_timeout_s, idle_s=_KEEPALIVE_S, tls=tls)
 
     async def __aenter__(self) -> Self:
-        """Open the pool; connections are made on demand."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=_KEEPALIVE_S, ssl=self._tls if self._tls is not None else True
-            ),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept-Encoding"),
-            read_bufsize=2**18,
-        )
+        """Connections are made on demand."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close every connection."""
-        if self._session is not None:
-            await self._session.close()
+        self._pool.close()
 
     async def get(
         self, url: EngineUrl, path: str, *, timeout_s: float, headers: Mapping[str, str] | None = None
@@ -136,11 +127,7 @@ class EngineClient:
         Raises:
             UpstreamFault: The engine did not answer.
         """
-        with _mapped(url):
-            async with self._open().get(
-                url + path, headers=headers, timeout=self._timeout(timeout_s), allow_redirects=False
-            ) as response:
-                return Answer(response.status, _kept(response), await response.read())
+        return await self._whole(url, _head("GET", url, path, headers or {}, 0), b"", timeout_s)
 
     async def post(
         self,
@@ -156,15 +143,8 @@ class EngineClient:
         Raises:
             UpstreamFault: The engine did not answer.
         """
-        with _mapped(url):
-            async with self._open().post(
-                url + path,
-                data=_encode(body),
-                headers=headers,
-                timeout=self._timeout(timeout_s),
-                allow_redirects=False,
-            ) as response:
-                return Answer(response.status, _kept(response), await response.read())
+        data = _encoded(body)
+        return await self._whole(url, _head("POST", url, path, headers, len(data)), data, timeout_s)
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -193,72 +173,92 @@ class EngineClient:
         Raises:
             UpstreamFault: The engine did not answer.
         """
-        response: aiohttp.ClientResponse | None = None
-        try:
+        data = b"" if body is None else _encoded(body)
+        head = _head("GET" if body is None else "POST", url, path, headers, len(data))
+        async with self._exchange(url) as connection:
             with _mapped(url):
                 async with asyncio.timeout(waits.first_byte_s):
-                    response = await self._open().request(
-                        "GET" if body is None else "POST",
-                        url + path,
-                        data=None if body is None else _encode(body),
-                        headers=headers,
-                        timeout=self._timeout(),
-                        allow_redirects=False,
-                    )
-                    first = await response.content.readany()
-                    is_events = response.content_type == "text/event-stream"
+                    connection.start(head, data)
+                    status, received = await connection.head()
+                    is_events = _is_event_stream(received)
+                    first = await connection.read()
                     while is_events and began is not None and not began(first):
-                        more = await response.content.readany()
+                        more = await connection.read()
                         if not more:
                             break
                         first += more
-            rest = _rest(url, response, waits.idle_s)
-            yield StreamedAnswer(response.status, _kept(response), is_events, first, rest)
-        finally:
-            if response is not None:
-                response.close()
+            connection.give_up_after(waits.idle_s)
+            yield StreamedAnswer(status, _kept(received), is_events, first, _rest(url, connection))
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise RuntimeError("the engine client is used before it is entered")
-        return self._session
-
-    def _timeout(self, total_s: float | None = None) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(total=total_s, sock_connect=self._connect_timeout_s)
-
-
-async def _rest(url: EngineUrl, response: aiohttp.ClientResponse, idle_s: float) -> AsyncIterator[bytes]:
-    while True:
+    async def _whole(self, url: EngineUrl, head: bytes, data: bytes, timeout_s: float) -> Answer:
         with _mapped(url):
-            async with asyncio.timeout(idle_s):
-                chunk = await response.content.readany()
-        if not chunk:
-            return
-        yield chunk
+            async with asyncio.timeout(timeout_s), self._exchange(url) as connection:
+                connection.start(head, data)
+                status, received = await connection.head()
+                pieces = []
+                while piece := await connection.read():
+                    pieces.append(piece)
+                return Answer(status, _kept(received), b"".join(pieces))
+
+    @contextlib.asynccontextmanager
+    async def _exchange(self, url: EngineUrl) -> AsyncGenerator[Connection]:
+        """A connection for one request. What is left unread at the end closes it."""
+        origin = _origin(url)
+        with _mapped(url):
+            connection = await self._pool.take(origin)
+        try:
+            yield connection
+        finally:
+            self._pool.give_back(origin, connection)
 
 
-def _encode(body: Mapping[str, Any] | bytes) -> bytes:
-    return body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode("ascii")
+async def _rest(url: EngineUrl, connection: Connection) -> AsyncIterator[bytes]:
+    with _mapped(url):
+        while chunk := await connection.read():
+            yield chunk
 
 
-def _kept(response: aiohttp.ClientResponse) -> Headers:
-    lowered = ((name.lower(), value) for name, value in response.raw_headers)
-    return tuple((name, value) for name, value in lowered if name.decode("latin-1") not in _DROPPED_HEADERS)
+@functools.lru_cache(maxsize=1024)
+def _origin(url: EngineUrl) -> Origin:
+    return Origin.of(url)
+
+
+def _head(method: str, url: EngineUrl, path: str, headers: Mapping[str, str], length: int) -> bytes:
+    """Line and headers. A path may hold what a client wrote there, and must not end the line before its time."""
+    target = path if _TARGET.fullmatch(path) else quote(path, safe="/?&=%:@!$'()*+,;~")
+    return request_head(method, target, _origin(url), headers, length)
+
+
+def _encoded(body: Mapping[str, Any] | bytes) -> bytes:
+    return body if isinstance(body, bytes) else encode(body)
+
+
+def _kept(headers: Headers) -> Headers:
+    return tuple(header for header in headers if header[0] not in _DROPPED_HEADERS)
+
+
+def _is_event_stream(headers: Headers) -> bool:
+    return any(
+        name == b"content-type" and value.partition(b";")[0].strip().lower() == b"text/event-stream"
+        for name, value in headers
+    )
 
 
 @contextlib.contextmanager
 def _mapped(url: EngineUrl) -> Iterator[None]:
-    """Turn aiohttp's errors into router faults; their messages name the engine and never a prompt."""
+    """Turn the connection's errors into router faults; their messages name the engine and never a prompt."""
     try:
         yield
-    except aiohttp.ClientConnectorCertificateError as error:
-        why = getattr(error.certificate_error, "verify_message", "") or "another name"
-        raise UpstreamConnectFailed(
-            f"The certificate of engine {url} is not trusted: {why} (setting 'upstream_ca_file')."
-        ) from error
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise UpstreamConnectFailed(f"Engine {url} cannot be reached ({type(error).__name__}).") from error
+    except ConnectFailed as error:
+        raise UpstreamConnectFailed(_why_unreachable(url, error.__cause__)) from error
     except TimeoutError as error:
         raise UpstreamTimedOut(f"Engine {url} did not answer in time.") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise UpstreamFault(f"The connection to engine {url} broke ({type(error).__name__}).") from error
+    except ConnectionBroke as error:
+        raise UpstreamFault(f"The connection to engine {url} broke: {error}.") from error
+
+
+def _why_unreachable(url: EngineUrl, cause: BaseException | None) -> str:
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        why = cause.verify_message or "another name"
+        return f"The certificate of engine {url} is not trusted: {why} (setting 'upstream_ca_file')."
+    return f"Engine {url} cannot be reached ({type(cause).__name__})."

@@ -13,7 +13,7 @@ from bidikv.examples import langgraph_agent, openai_loop
 from bidikv.examples.source_tools import SourceTools
 from bidikv.integrations.langgraph import BidiKVChat
 
-pytest.importorskip("aiohttp", reason="needs the router's libraries")
+pytest.importorskip("uvloop", reason="needs the router's libraries")
 sys.path.insert(0, str(Path(__file__).parents[1] / "doubles"))
 
 from fake_engine import FakeEngine, serving

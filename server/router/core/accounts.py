@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +9,7 @@ from bidikv.headers import ReuseHeader
 from bidikv_server import wire
 from bidikv_server.reasons import Reason
 from bidikv_server.router.core import prompt_tokens
+from bidikv_server.router.core.json_bytes import read_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ def read_prefill_answer(raw: bytes) -> PrefillAnswer:
         ValueError: It is not what vLLM answers.
     """
     raw, token_ids = prompt_tokens.cut(raw)
-    answer = json.loads(raw)
+    answer = read_value(raw)
     if not isinstance(answer, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004  # the caller knows one error
     params = answer.get("kv_transfer_params")

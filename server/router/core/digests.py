@@ -8,10 +8,10 @@ takes one step per message, or per whole chunk of a completions prompt.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NewType
 
+from bidikv_server.router.core.json_bytes import canonical
 from bidikv_server.router.core.paths import CHAT_PATH
 from bidikv_server.router.core.prompts import CHUNK_CHARACTERS, CHUNK_IDS, Prompt, read_prompt
 
@@ -60,26 +60,22 @@ def chain(
     prefixes = _roll(seed, prompt.steps)
     if prompt.rest is None and prefixes:
         return Chain(prefixes, prefixes[-1])
-    return Chain(prefixes, _step(seed, _canonical(prompt.rest)))
+    return Chain(prefixes, _step(seed, canonical(prompt.rest)))
 
 
 def _seed(prompt: Prompt, scope: Scope) -> bytes:
     identity = [prompt.kind, scope.tenant, scope.model, scope.adapter, scope.cache_salt, prompt.options]
-    return hashlib.blake2b(_canonical(identity), digest_size=16).digest()
+    return hashlib.blake2b(canonical(identity), digest_size=16).digest()
 
 
 def _roll(seed: bytes, steps: Iterable[Any]) -> tuple[Digest, ...]:
     digests: list[Digest] = []
     previous = seed
     for step in steps:
-        previous = _step(previous, _canonical(step))
+        previous = _step(previous, canonical(step))
         digests.append(previous)
     return tuple(digests)
 
 
 def _step(previous: bytes, data: bytes) -> Digest:
     return Digest(hashlib.blake2b(previous + data, digest_size=16).digest())
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")

@@ -10,12 +10,12 @@ completion takes them as its prompt. Where an answer would show that the text wa
 
 from __future__ import annotations
 
-import json
 import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from bidikv_server.router.core.content import has_media
+from bidikv_server.router.core.json_bytes import verbatim
 from bidikv_server.router.core.paths import CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def cut(raw: bytes) -> tuple[bytes, bytes | None]:
     return raw[:begin] + b"null" + raw[end + 1 :], raw[begin : end + 1]
 
 
-def with_token_ids(path: str, body: Mapping[str, Any], ids: bytes) -> bytes:
-    """A decode leg's body as JSON, with prefill's token ids in it.
+def with_token_ids(path: str, body: Mapping[str, Any], ids: bytes) -> dict[str, Any]:
+    """A decode leg's body with prefill's token ids in it.
 
     Args:
         path: Endpoint.
@@ -85,18 +85,10 @@ def with_token_ids(path: str, body: Mapping[str, Any], ids: bytes) -> bytes:
         ids: JSON list.
     """
     if path == COMPLETIONS_PATH:
-        rest = {name: value for name, value in body.items() if name != "prompt"}
-        return _spliced(rest, "prompt", ids)
-    rest = {name: value for name, value in body.items() if name != "kv_transfer_params"}
-    return _spliced(rest, "kv_transfer_params", _spliced(body["kv_transfer_params"], FIELD, ids))
+        return {**body, "prompt": verbatim(ids)}
+    return {**body, "kv_transfer_params": {**body["kv_transfer_params"], FIELD: verbatim(ids)}}
 
 
 def are_refused(raw: bytes) -> bool:
     """Whether an engine's error is about token ids that it was given, and not about what the client wrote."""
     return b"prompt_token_ids" in raw
-
-
-def _spliced(fields: Mapping[str, Any], name: str, value: bytes) -> bytes:
-    """An object of these fields and one more whose value is JSON already."""
-    head = json.dumps(fields, separators=(",", ":")).encode("ascii")[:-1]
-    return head + (b"," if fields else b"") + json.dumps(name).encode("ascii") + b":" + value + b"}"

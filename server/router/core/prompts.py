@@ -6,10 +6,10 @@ are the same, and so are text and a list of one text part. Reasoning is left out
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from bidikv_server.router.core.json_bytes import InvalidJson, canonical, read_value
 from bidikv_server.router.core.mutations import BILLING_LINE, system_text, unmarked
 from bidikv_server.router.core.paths import MESSAGES_PATH, RESPONSES_PATH
 
@@ -66,7 +66,7 @@ def read_prompt(path: str, body: Mapping[str, Any], *, normalise: bool = True) -
     """
     options = {name: body[name] for name in _OPTIONS if body.get(name) is not None}
     if normalise and isinstance(tools := options.get("tools"), list):
-        options["tools"] = sorted((unmarked(tool) for tool in tools), key=_order)
+        options["tools"] = sorted((unmarked(tool) for tool in tools), key=canonical)
     if path == RESPONSES_PATH:
         return _responses(body, options, normalise=normalise)
     if path == MESSAGES_PATH:
@@ -78,14 +78,12 @@ def read_prompt(path: str, body: Mapping[str, Any], *, normalise: bool = True) -
 
 def parsed(arguments: Any) -> Any:
     """A tool call's arguments as values: clients write the same JSON with other white space."""
-    try:
-        return json.loads(arguments)
-    except (TypeError, ValueError, RecursionError):
+    if not isinstance(arguments, str):
         return arguments
-
-
-def _order(tool: Any) -> str:
-    return json.dumps(tool, sort_keys=True)
+    try:
+        return read_value(arguments)
+    except (InvalidJson, RecursionError):
+        return arguments
 
 
 def _chat(messages: Any, options: dict[str, Any], *, normalise: bool) -> Prompt:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from bidikv.headers import READBACK_HEADER, TURN_HEADER, TurnHeader
 from bidikv_server.router.core.digests import Chain, chain
 from bidikv_server.router.core.identity import Identity, identify
 from bidikv_server.router.core.ids import Scope, cache_salt_of, tenant_of
+from bidikv_server.router.core.json_bytes import InvalidJson, JsonObject, NotAnObject, read_object
 from bidikv_server.router.core.paths import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
 
 if TYPE_CHECKING:
@@ -141,26 +141,15 @@ def credential_of(headers: Mapping[str, str]) -> str | None:
     return headers.get("authorization") or headers.get("x-api-key")
 
 
-def _parse(raw: bytes) -> dict[str, Any]:
+def _parse(raw: bytes) -> JsonObject:
     try:
-        body = json.loads(raw, parse_constant=_reject_constant)
-    except UnicodeDecodeError:
-        raise InvalidRequest("The request body is not UTF-8.") from None
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(
-            f"The request body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})."
-        ) from None
+        return read_object(raw)
+    except NotAnObject:
+        raise InvalidRequest("The request body must be a JSON object.") from None
+    except InvalidJson as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
     except RecursionError:
         raise InvalidRequest("The request body is nested too deeply.") from None
-    except ValueError as error:
-        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
-    if not isinstance(body, dict):
-        raise InvalidRequest("The request body must be a JSON object.")
-    return body
-
-
-def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _require_salt(salt: Any) -> None:

@@ -112,7 +112,7 @@ def test_text_and_ids_are_apart():
         {"prompt": ["a" * 999, "b" * 999]},
         {"prompt": {"a": 1}},
         {},
-        {"messages": [{"role": "user", "content": "\ud800"}]},
+        {"messages": [{"role": "a", "tool_calls": [{"function": {"arguments": '"\\ud800"'}}]}]},
         {"messages": [{"role": "a", "tool_calls": [{"function": {"arguments": "[" * 100_000}}, 3, {}]}]},
     ],
 )

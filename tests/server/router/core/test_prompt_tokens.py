@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bidikv_server.router.core.accounts import read_prefill_answer
+from bidikv_server.router.core.json_bytes import encode
 from bidikv_server.router.core.paths import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
 from bidikv_server.router.core.prompt_tokens import Tokenised, cut, obstacle, with_token_ids
 
@@ -64,7 +65,7 @@ def test_what_is_no_list_of_token_ids(raw):
 def test_decode_leg_with_messages(fields, token_ids, path):
     """The body says what it said, and the ids stand among the transfer parameters."""
     body = {**fields, "model": "m", "kv_transfer_params": {"h": 1}}
-    written = json.loads(with_token_ids(path, body, json.dumps(token_ids).encode()))
+    written = json.loads(encode(with_token_ids(path, body, json.dumps(token_ids).encode())))
     assert written == {**body, "kv_transfer_params": {"h": 1, "prompt_token_ids": token_ids}}
 
 
@@ -72,7 +73,7 @@ def test_decode_leg_with_messages(fields, token_ids, path):
 def test_decode_leg_of_a_completion(fields, token_ids):
     """The ids are the prompt."""
     body = {**fields, "prompt": "text", "kv_transfer_params": {"h": 1}}
-    written = json.loads(with_token_ids(COMPLETIONS_PATH, body, json.dumps(token_ids).encode()))
+    written = json.loads(encode(with_token_ids(COMPLETIONS_PATH, body, json.dumps(token_ids).encode())))
     assert written == {**body, "prompt": token_ids}
 
 

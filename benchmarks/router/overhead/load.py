@@ -1,0 +1,134 @@
+"""The load: so many clients that play conversations, in a process of its own.
+
+Clients are coroutines on uvloop over raw protocols; everything they send was written before. On standard output come the
+lines `begin` and `end` around what is measured, so that whoever started this can read the processor times of the
+systems then, and the figures as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import itertools
+import json
+import sys
+import time
+from typing import Any, Final
+
+import psutil
+import uvloop
+
+from overhead.client import Connection, Sight
+from overhead.traffic import Turn, conversation, large_conversation
+
+LARGE_TURNS: Final = 12
+_CONVERSATIONS: Final = 4
+"""Written for each client; then they repeat under the same names, as retries and forks do."""
+
+
+class Client:
+    """One client: it plays turn after turn, through a router or as both legs itself."""
+
+    def __init__(self, ports: list[int], sight: Sight) -> None:
+        self._connections = [Connection(port, sight) for port in ports]
+        self._sight = sight
+
+    async def play(self, turn: Turn) -> None:
+        """One turn."""
+        started_ns = time.monotonic_ns()
+        if len(self._connections) == 1:
+            await self._connections[0].send(turn.routed, started_ns)
+        else:
+            prefill, decode = self._connections
+            await prefill.send(turn.legs[0], None)
+            await decode.send(turn.legs[1], started_ns)
+        self._sight.turns += self._sight.counting
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections:
+            connection.close()
+
+
+def written(scenario: str, client: int, events: int, body_bytes: int, salt: int) -> list[Turn]:
+    """Everything that one client will send."""
+    if scenario == "large":
+        return large_conversation(salt, body_bytes=body_bytes, turns=LARGE_TURNS)
+    conversations = [
+        conversation(client, salt * _CONVERSATIONS + number, stream=scenario != "turns", max_tokens=events)
+        for number in range(_CONVERSATIONS)
+    ]
+    return list(itertools.chain.from_iterable(conversations))
+
+
+async def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Warm up, measure, and tell."""
+    sight, stopped = Sight(), False
+    scripts = [
+        written(arguments.scenario, number, arguments.events, arguments.body_bytes, arguments.salt)
+        for number in range(arguments.clients)
+    ]
+    # What was written is no garbage, and looking for some would be seen as latency.
+    gc.collect()
+    gc.freeze()
+
+    async def play(number: int, turns: list[Turn]) -> None:
+        client = Client(arguments.ports, sight)
+        await asyncio.sleep(arguments.spread_s * number / arguments.clients)
+        for turn in itertools.cycle(turns):
+            await client.play(turn)
+            if stopped:
+                break
+        client.close()
+
+    playing = [asyncio.ensure_future(play(number, turns)) for number, turns in enumerate(scripts)]
+    ended = asyncio.gather(*playing)
+    await _sleep_unless(ended, arguments.warm_up_s)
+    sight.counting, own = True, psutil.Process()
+    print("begin", flush=True)
+    started_s, cpu_before_s = time.monotonic(), sum(own.cpu_times()[:2])
+    await _sleep_unless(ended, arguments.seconds)
+    sight.counting = False
+    seconds, cpu_s = time.monotonic() - started_s, sum(own.cpu_times()[:2]) - cpu_before_s
+    print("end", flush=True)
+    stopped = True
+    await ended
+    return {
+        "seconds": seconds,
+        "turns": sight.turns,
+        "events": len(sight.transit_ns),
+        "reads": sight.reads,
+        "request_bytes": max(len(turn.routed) for turns in scripts for turn in turns),
+        "load_cpu_share": cpu_s / seconds,
+        "first_ms": [ns / 1e6 for ns in sight.first_ns],
+        "transit_ms": [ns / 1e6 for ns in sight.transit_ns],
+    }
+
+
+async def _sleep_unless(ended: asyncio.Future[Any], seconds: float) -> None:
+    """Wait, or raise what went wrong meanwhile."""
+    await asyncio.wait((ended,), timeout=seconds)
+    if ended.done():
+        ended.result()
+
+
+def main() -> None:
+    """Run one measurement."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scenario", choices=("streams", "turns", "events", "large"), required=True)
+    parser.add_argument(
+        "--ports", type=int, nargs="+", required=True, help="a router's, or prefill's and decode's"
+    )
+    parser.add_argument("--clients", type=int, required=True)
+    parser.add_argument("--events", type=int, default=1)
+    parser.add_argument("--body-bytes", type=int, default=0)
+    parser.add_argument("--spread-s", type=float, default=0.0, help="time over which the clients begin")
+    parser.add_argument("--warm-up-s", type=float, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--salt", type=int, default=0, help="makes the conversations of two runs differ")
+    json.dump(uvloop.run(run(parser.parse_args())), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
