@@ -120,10 +120,12 @@ async def _relay_events(
 
 async def _write(reply: Reply, holder: LastEventHolder | None, chunk: bytes, scanner: SseScanner) -> None:
     reply.events = scanner.data_lines
-    if holder is not None:
-        chunk = holder.feed(chunk)
-        if scanner.saw_done:
-            chunk += holder.end()
+    if holder is None:
+        await reply.write(chunk)
+        return
+    chunk = holder.feed(chunk)
+    if scanner.saw_done:
+        chunk += holder.end()
     if chunk:
         await reply.write(chunk)
 

@@ -95,6 +95,7 @@ def create_server(settings: RouterSettings) -> RouterServer:
         log_level=settings.log_level,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here asks where a client is
         timeout_keep_alive=_KEEPALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
         ssl_certfile=settings.tls_cert_file,

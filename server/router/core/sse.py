@@ -53,6 +53,11 @@ class SseScanner:
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the stream."""
+        if self._is_one_plain_event(chunk):
+            self.data_lines += 1
+            self.saw_done |= self._ending
+            self._blank, self._after_cr = True, False
+            return
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
             self._after_cr = False
@@ -70,6 +75,17 @@ class SseScanner:
         """The stream is over: its last line counts even without a line end."""
         if self._line:
             self._end_line()
+
+    def _is_one_plain_event(self, chunk: bytes) -> bool:
+        """Nearly every chunk is one event of one data line that is neither an error nor the end: known at a glance."""
+        return (
+            not self._line
+            and chunk.startswith(b'data: {"')
+            and chunk.find(b"\n") == len(chunk) - 2
+            and chunk.endswith(b"\n")
+            and b"\r" not in chunk
+            and not chunk.startswith(b'"error"', 7)
+        )
 
     def _extend(self, piece: bytes) -> None:
         if not piece:

@@ -1,6 +1,8 @@
 """The scanner sees the same whatever way the stream is cut."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bidikv_server.router.core.sse import SseScanner, answer_began
 
@@ -74,3 +76,27 @@ PROGRESS = b"event: response.in_progress\ndata: {}\n\n"
 def test_events_that_say_nothing_yet(raw, began):
     """An answer has begun with the first event beyond those that say that the request arrived."""
     assert answer_began(raw) is began
+
+
+PIECES = (
+    b'data: {"id":1}\n\n',
+    b'data: {"error":{}}\n\n',
+    b'data: {"error":null}\n\n',
+    b'data: {"a":"\\"error\\""}\n\n',
+    b'data: {"a":1}\ndata: {"b":2}\n\n',
+    b'data: {"a":1}\r\n\r\n',
+    b'data: {"a',
+    b'":1}\n\n',
+    b"data: [DONE]\n\n",
+    b"event: message_stop\n",
+    b"event: error\n",
+    b"\r",
+    b"\n",
+    b": x\n\n",
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8))
+def test_a_glance_sees_what_reading_sees(pieces):
+    """Whole events and single bytes of the same stream say the same."""
+    assert scan(*pieces) == scan(*(bytes([byte]) for byte in b"".join(pieces)))
