@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -13,6 +12,7 @@ from urllib.parse import parse_qsl
 from bidikv_server.router.core.engines import Role
 from bidikv_server.router.core.explain import explanation, summary
 from bidikv_server.router.core.ids import ConversationKey, EngineUrl
+from bidikv_server.router.core.json_bytes import InvalidJson, read_value
 from bidikv_server.router.core.overview import ended_turn, shown_engine
 from bidikv_server.router.core.tenants import is_key, presented_key
 from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound, Unauthorized
@@ -268,8 +268,8 @@ def _whole(asked: Mapping[str, str], name: str) -> int | None:
 
 def _engine_url(raw: bytes) -> EngineUrl:
     try:
-        body: Any = json.loads(raw)
-    except (ValueError, RecursionError):
+        body: Any = read_value(raw)
+    except (InvalidJson, RecursionError):
         raise BadRequest("The request body is not valid JSON.") from None
     url = body.get("url") if isinstance(body, dict) else None
     if not isinstance(url, str):

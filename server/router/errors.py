@@ -92,6 +92,33 @@ class BodyTooLarge(RouterFault):
     status, code, kind = 413, "request_too_large", "invalid_request_error"
 
 
+class RequestTooSlow(RouterFault):
+    """The request has not arrived whole in its time."""
+
+    status, code, kind = 408, "request_too_slow", "invalid_request_error"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"The request did not arrive within {limit_s:g} s.")
+
+
+class HeadTooLarge(RouterFault):
+    """The request's target and headers are above the limit."""
+
+    status, code, kind = 431, "headers_too_large", "invalid_request_error"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"The request has too many headers, or more than {limit_bytes} bytes of them.")
+
+
+class TooManyConnections(RouterFault):
+    """As many clients are connected as may."""
+
+    status, code, retry_after_s = 503, "too_many_connections", 1
+
+    def __init__(self) -> None:
+        super().__init__("The router holds as many connections as it may; try again in a moment.")
+
+
 class NoEngineAvailable(RouterFault):
     """No engine of a needed role is up."""
 

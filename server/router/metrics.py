@@ -110,6 +110,12 @@ class RouterMetrics:
             ["cause"],
             registry=self.registry,
         )
+        self.refused_connections = Counter(
+            "bidikv_router_refused_connections",
+            "Connections hung up on before the application saw a request, by cause.",
+            ["cause"],
+            registry=self.registry,
+        )
         self.in_flight = Gauge("bidikv_router_turns_in_flight", "Turns running now.", registry=self.registry)
         self.info = Info("bidikv_router", "The router's version.", registry=self.registry)
         self.info.info({"version": __version__})

@@ -45,8 +45,10 @@ _SECTIONS: Final = {
         "first_byte_timeout_s",
         "decode_timeout_s",
         "idle_timeout_s",
+        "request_timeout_s",
+        "stalled_timeout_s",
     ),
-    "Load": ("max_in_flight", "max_queue", "max_body_bytes"),
+    "Load": ("max_in_flight", "max_queue", "max_body_bytes", "max_head_bytes", "max_connections"),
     "Shared state": ("state_url", "state_password", "state_prefix", "state_timeout_s"),
     "Logs and traces": ("log_level", "log_format", "tracing"),
     "Memory": (

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import logging
+import resource
 import signal
 import threading
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +14,7 @@ import uvicorn
 
 from bidikv_server.router import tls
 from bidikv_server.router.app import create_app
+from bidikv_server.router.doorway import Bounds, guarded
 from bidikv_server.router.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["create_app", "create_server", "run"]
 
 
+_log = logging.getLogger(__name__)
 _KEEPALIVE_S = 75
 """An agent comes back after a tool call; its connection should still be there."""
 
@@ -86,7 +91,7 @@ def create_server(settings: RouterSettings) -> RouterServer:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=guarded(_bounds(settings), lambda cause: app.metrics.refused_connections.labels(cause).inc()),
         ws="none",
         lifespan="on",
         interface="asgi3",
@@ -109,7 +114,31 @@ def create_server(settings: RouterSettings) -> RouterServer:
     return RouterServer(config, app, (own, app.upstream_identity))
 
 
+def _bounds(settings: RouterSettings) -> Bounds:
+    return Bounds(
+        max_connections=settings.max_connections,
+        max_head_bytes=settings.max_head_bytes,
+        request_s=settings.request_timeout_s,
+        stalled_s=settings.stalled_timeout_s,
+    )
+
+
+def _allow_files(wanted: int) -> None:
+    """Raise the limit of open files as far as this process may: every client has one, and its turn another one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        _log.warning("%d open files are too few for max_connections: allow %d (ulimit -Hn)", allowed, wanted)
+
+
 def run(settings: RouterSettings) -> None:
     """Serve until SIGINT or SIGTERM; running turns get `shutdown_grace_s` to end."""
     configure_logging(settings.log_format, settings.log_level)
-    create_server(settings).run()
+    server = create_server(settings)
+    _allow_files(2 * settings.max_connections)
+    # What was loaded stays: to look for garbage in it would only hold turns up.
+    gc.collect()
+    gc.freeze()
+    server.run()

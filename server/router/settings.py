@@ -111,6 +111,10 @@ class RouterSettings(BaseSettings):
     """The same for an answer that is not streamed: its first byte comes after its last token."""
     idle_timeout_s: Seconds = 120.0
     """Between two reads of a decode leg's body, in seconds."""
+    request_timeout_s: Seconds = 120.0
+    """For a request to arrive whole, in seconds; after that, status 408."""
+    stalled_timeout_s: Seconds = 120.0
+    """How long an answer may wait for a client that takes nothing of it, in seconds; then its connection ends. On Linux."""
     probe_interval_s: Seconds = 2.0
     """Between two probes of one engine, in seconds."""
     probe_timeout_s: Seconds = 2.0
@@ -126,6 +130,10 @@ class RouterSettings(BaseSettings):
     """Turns that wait for one of them to end; the next one is refused with status 429."""
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
     """Largest request body, in bytes."""
+    max_head_bytes: int = Field(default=64 * 1024, ge=1024)
+    """Largest target and headers of a request together, in bytes; above, status 431."""
+    max_connections: int = Field(default=10_000, ge=1)
+    """Connections of clients that are open at once; one more gets status 503."""
     max_conversations: int = Field(default=100_000, ge=1)
     """Conversations remembered (with all else that is kept about 1 KB each); the least recently used one goes first."""
     max_turns: int = Field(default=64, ge=1)

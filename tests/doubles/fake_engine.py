@@ -129,7 +129,7 @@ class FakeEngine:
             raw += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         seen = Seen(scope["path"], headers, json.loads(raw or b"{}"))
         self.seen.append(seen)
         failure = self.failures.popleft() if self.failures else None

@@ -7,7 +7,6 @@ convention may well mean something else. Names of groups (a cache key, a user) a
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from bidikv.headers import SESSION_HEADER
+from bidikv_server.router.core.json_bytes import InvalidJson, read_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,8 +79,8 @@ def _codex_thread(_: Mapping[str, Any], headers: Mapping[str, str]) -> object:
     if headers.get("thread-id") is not None or metadata is None:
         return headers.get("thread-id")
     try:
-        fields = json.loads(metadata)
-    except ValueError:
+        fields = read_value(metadata)
+    except (InvalidJson, RecursionError):
         return None
     return fields.get("thread_id") if isinstance(fields, dict) else None
 
