@@ -54,7 +54,7 @@ from bidikv_server.router.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
-_OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
+_OPEN_PATHS: Final = frozenset({"/live", "/health", "/ready", "/metrics", "/openapi.json"})
 """Answered without a key."""
 _RECENT_TURNS: Final = 500
 
@@ -158,6 +158,7 @@ class RouterApp:
             "/health": {"GET": routes.health},
             "/ready": {"GET": routes.ready},
             "/metrics": {"GET": routes.metrics},
+            "/openapi.json": {"GET": routes.description},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

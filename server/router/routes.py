@@ -8,6 +8,7 @@ from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.requests import InvalidRequest, read_request
 from bidikv_server.router.errors import BadRequest, BodyTooLarge, ClientGone
 from bidikv_server.router.metrics import CONTENT_TYPE, RouterMetrics
+from bidikv_server.router.openapi import describe
 from bidikv_server.router.queue import Phase
 from bidikv_server.router.replies import headers_of
 from bidikv_server.router.watch import watch_of
@@ -91,6 +92,10 @@ class Routes:
         """GET /metrics in Prometheus' text format."""
         self._metrics.show_engines([engine for role in Role for engine in self._engines.snapshots(role)])
         await reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics.render())
+
+    async def description(self, _scope: Scope, _raw: bytes, reply: Reply) -> None:
+        """GET /openapi.json."""
+        await reply.json(200, describe())
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:

@@ -130,7 +130,16 @@ class FakeEngine:
             if not message.get("more_body"):
                 break
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        seen = Seen(scope["path"], headers, json.loads(raw or b"{}"))
+        try:
+            body = json.loads(raw or b"{}")
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            await _whole(
+                send, 400, b'{"error":{"message":"not an object","type":"x","param":null,"code":400}}'
+            )
+            return
+        seen = Seen(scope["path"], headers, body)
         self.seen.append(seen)
         failure = self.failures.popleft() if self.failures else None
         work = asyncio.ensure_future(self._post(seen, failure or Failure(), send))
