@@ -11,7 +11,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bidikv_server.router.dialects import OPENAI
 from bidikv_server.router.errors import BadRequest, HeadTooLarge, RequestTooSlow, TooManyConnections
@@ -62,6 +62,8 @@ class Doorway(HttpToolsProtocol):
         self._reads_head = True
         self._head_bytes = self._header_bytes = 0
         self._fault: RouterFault | None = None
+        self._running: RequestResponseCycle | None = None
+        self._hangs_up = False
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -77,13 +79,15 @@ class Doorway(HttpToolsProtocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop watching."""
+        """Tell the request that is running, also where another one waits behind it, and forget those that wait."""
         self._unwatch()
+        self.pipeline.clear()
+        self._disconnect()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, as long as it is within bounds."""
-        if self.transport.is_closing():
+        if self._hangs_up or self.transport.is_closing():
             return
         if self._reads_head:
             self._head_bytes += len(data)
@@ -144,26 +148,36 @@ class Doorway(HttpToolsProtocol):
             self._refuse(RequestTooSlow(self.bounds.request_s))
 
     def _refuse(self, fault: RouterFault) -> None:
-        """Hang up, with an answer if none has begun on this connection and not ended."""
+        """Hang up: with this answer, or after the one to an earlier request, which it could be taken for."""
         self._unwatch()
         self.refused(fault.code)
-        cycle = self.cycle
-        is_running = cycle is not None and not cycle.response_complete
-        # The answer to an earlier request, which is still to come, cannot be this one.
-        if not is_running or not (cycle.response_started or self._answers()):
+        running = self._running
+        if running is not None and self._answers():
+            self._hangs_up = True
+            self.flow.pause_reading()
+            self.pipeline.clear()
+            running.keep_alive = False
+            return
+        if running is None or running.response_complete or not running.response_started:
             self.transport.write(_answer(fault))
-        if is_running:
-            # Whatever the application still says goes nowhere.
-            cycle.disconnected = True
-            cycle.message_event.set()
+        self._disconnect()
         self.transport.close()
 
     def _answers(self) -> bool:
         """A request that has arrived whole is being answered."""
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete:
-            return False
-        return bool(self.pipeline) or not cycle.more_body
+        running = self._running
+        return running is not None and not running.response_complete and not running.more_body
+
+    def _disconnect(self) -> None:
+        """Whatever the application still says goes nowhere."""
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
 
 _LOGGER: Final = logging.getLogger(f"{__name__}.uvicorn")

@@ -101,7 +101,7 @@ _MESSAGES_ERROR: Final[Json] = {
 
 
 def _turns() -> Json:
-    endpoints = (
+    endpoints: tuple[tuple[str, str, list[str], Json], ...] = (
         ("/v1/chat/completions", "A chat turn", ["messages"], {"messages": _MESSAGES}),
         ("/v1/completions", "A completion", [], {"prompt": _TEXT_OR_LIST}),
         ("/v1/responses", "A turn of the Responses API", ["input"], {"input": _TEXT_OR_LIST}),

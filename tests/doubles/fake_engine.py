@@ -36,7 +36,8 @@ class Seen:
 
     @property
     def params(self) -> dict[str, Any] | None:
-        return self.body.get("kv_transfer_params")
+        params = self.body.get("kv_transfer_params")
+        return params if isinstance(params, dict) else None
 
     @property
     def ours(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 CHAT = "/v1/chat/completions"
 PATHS = (CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize", "/v1/messages/count_tokens")
 GOOD = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
-MAX_BODY_BYTES = 200_000
+MAX_BODY_BYTES = 100_000
 """The router's limit in these tests."""
 
 
@@ -62,7 +62,7 @@ def truncated(source: random.Random) -> Attack:
 
 def deep(source: random.Random) -> Attack:
     opening, closing = source.choice([(b"[", b"]"), (b'{"a":', b"}")])
-    depth = source.choice([2_000, 20_000, 30_000])
+    depth = source.choice([2_000, 5_000, 30_000])
     nested = opening * depth + b"1" + closing * source.choice([0, depth])
     field = source.choice([b"messages", b"tools", b"session_id", b"vllm_xargs", b"kv_transfer_params", b"x"])
     body = b'{"model":"m","messages":[],"' + field + b'":' + nested + b"}"
@@ -132,7 +132,7 @@ def bad_numbers(source: random.Random) -> Attack:
 
 def huge_numbers(source: random.Random) -> Attack:
     number = source.choice(
-        [b"9" * 40, b"-" + b"9" * 5_000, b"9" * 100_000, b"1e308", b"1" + b"0" * 400, b"-0"]
+        [b"9" * 40, b"-" + b"9" * 5_000, b"9" * 20_000, b"1e308", b"1" + b"0" * 400, b"-0"]
     )
     body = encoded(GOOD).replace(b": 3", b":" + number)
     return Attack("huge numbers", (request(body),), may_pass=True)
@@ -143,7 +143,7 @@ def huge_body(source: random.Random) -> Attack:
     pieces = source.choice(
         [
             (head(b"Content-Length: %d" % (size * source.choice([1, 1000, 10**9]))), b"{" * 1000),
-            (head(b"Transfer-Encoding: chunked"), *[b"10000\r\n" + b" " * 65536 + b"\r\n"] * 5),
+            (head(b"Transfer-Encoding: chunked"), *[b"10000\r\n" + b" " * 65536 + b"\r\n"] * 2),
         ]
     )
     return Attack("huge body", pieces)
@@ -181,7 +181,7 @@ def bad_chunks(source: random.Random) -> Attack:
         [
             b"FFFFFFFFFFFFFFFF\r\n", b"FFFFFFFFFFFFFFFFF\r\n", b"-1\r\n", b"zz\r\n", b"5\r\nab\r\n", b"2\r\n{}\r\n" * 3,
             b"2;" + b"x" * 70_000 + b"\r\n{}\r\n", b"2\n{}\n0\n\n", b"1\r\n{\r\n1\r\n", b"0\r\nContent-Length: 4\r\n\r\n",
-            b"0\r\n" + b"".join(b"X-%d: y\r\n" % number for number in range(3000)) + b"\r\n",
+            b"0\r\n" + b"".join(b"X-%d: y\r\n" % number for number in range(400)) + b"\r\n",
         ]
     )  # fmt: skip
     return Attack("bad chunks", (head(b"Transfer-Encoding: chunked"), chunks), leaves=b"0\r\n" not in chunks)
@@ -190,10 +190,10 @@ def bad_chunks(source: random.Random) -> Attack:
 def header_flood(source: random.Random) -> Attack:
     headers = source.choice(
         [
-            tuple(b"X-%d: y" % number for number in range(2000)),
-            (b"X: " + b"y" * 300_000,),
-            (b"x" * 300_000 + b": y",),
-            tuple(b"Cookie: " + b"y" * 5_000 for _ in range(60)),
+            tuple(b"X-%d: y" % number for number in range(300)),
+            (b"X: " + b"y" * 70_000,),
+            (b"x" * 70_000 + b": y",),
+            tuple(b"Cookie: " + b"y" * 5_000 for _ in range(15)),
             tuple(b"Authorization: Bearer x" for _ in range(300)),
         ]
     )
@@ -203,7 +203,7 @@ def header_flood(source: random.Random) -> Attack:
 def endless_head(source: random.Random) -> Attack:
     filler = source.choice([b"X-A: y\r\n", b"y", b"\r\n", b"a" * 50])
     start = b"" if filler == b"\r\n" else b"GET /live HTTP/1.1\r\nX: "
-    return Attack("endless head", (start, *[filler * (40_000 // len(filler))] * 5))
+    return Attack("endless head", (start, *[filler * (40_000 // len(filler))] * 2))
 
 
 def odd_headers(source: random.Random) -> Attack:
@@ -228,7 +228,7 @@ def twice(source: random.Random) -> Attack:
 def odd_target(source: random.Random) -> Attack:
     path = source.choice(
         ["/", "//", "/../../etc/passwd", "/%00", "/v1/%ff", "/v1/responses/a%0d%0aX:%20y", "/v1/responses/" + "a" * 200,
-         "/" + "a" * 60_000, "/" + "a" * 100_000, "http://evil/v1/models", "*", "/v1/chat/completions/", "/V1/Models", "/%",
+         "/" + "a" * 60_000, "/" + "a" * 70_000, "http://evil/v1/models", "*", "/v1/chat/completions/", "/V1/Models", "/%",
          "/v1/models?" + "a=b&" * 10_000, "/v1/responses/x?stream=maybe", "/v1/responses/x?starting_after=" + "9" * 5000,
          "/bidikv/v1/conversations?limit=-1", "/bidikv/v1/conversations/%2e%2e", "/bidikv/v1/engines/drain", "/metrics/x",
          "/v1/\xe9", "evil:443", "", "?", "#", "/v1/models#x"]

@@ -177,3 +177,38 @@ async def test_too_many_connections():
         await eventually(lambda: True)
         await good(port)
         held.pop()[1].close()
+
+
+async def test_a_client_that_leaves_a_pipeline():
+    """The request that runs hears of it, although another one waits behind it."""
+    async with routing() as (port, _, engines, _):
+        engines[1].gate = asyncio.Event()
+        body = json.dumps({**GOOD, "stream": True}).encode()
+        raw = request(body).replace(b"Connection: close\r\n", b"")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(raw * 3)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await eventually(lambda: engines[1].aborted == 1)
+        assert len(engines[1].answered) == 1
+        await good_when_open(port, engines)
+
+
+async def test_garbage_behind_a_request():
+    """The answer to the request comes whole and is the last one: the garbage's own could be taken for it."""
+    async with routing() as (port, *_):
+        body = json.dumps({**GOOD, "stream": True}).encode()
+        raw = request(body).replace(b"Connection: close\r\n", b"")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(raw + b"garbage\r\n\r\n" + raw)
+        answer = await asyncio.wait_for(reader.read(), ANSWER_S)
+        assert answer.count(b"HTTP/1.1") == 1
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"[DONE]" in answer
+        writer.close()
+
+
+async def good_when_open(port: int, engines) -> None:
+    """A good request, for engines that have waited."""
+    engines[1].gate.set()
+    await good(port)
