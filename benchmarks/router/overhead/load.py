@@ -20,6 +20,7 @@ import psutil
 import uvloop
 
 from overhead.client import Connection, Sight
+from overhead.scenarios import SCENARIOS, Scenario
 from overhead.traffic import Turn, conversation, large_conversation
 
 LARGE_TURNS: Final = 12
@@ -51,12 +52,17 @@ class Client:
             connection.close()
 
 
-def written(scenario: str, client: int, events: int, body_bytes: int, salt: int) -> list[Turn]:
+def written(scenario: Scenario, client: int, salt: int) -> list[Turn]:
     """Everything that one client will send."""
-    if scenario == "large":
-        return large_conversation(salt, body_bytes=body_bytes, turns=LARGE_TURNS)
+    if scenario.body_bytes:
+        return large_conversation(salt, body_bytes=scenario.body_bytes, turns=LARGE_TURNS)
     conversations = [
-        conversation(client, salt * _CONVERSATIONS + number, stream=scenario != "turns", max_tokens=events)
+        conversation(
+            client,
+            salt * _CONVERSATIONS + number,
+            stream=scenario.pace_s > 0,
+            max_tokens=scenario.events,
+        )
         for number in range(_CONVERSATIONS)
     ]
     return list(itertools.chain.from_iterable(conversations))
@@ -64,23 +70,20 @@ def written(scenario: str, client: int, events: int, body_bytes: int, salt: int)
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Warm up, measure, and tell."""
-    sight, stopped = Sight(), False
-    scripts = [
-        written(arguments.scenario, number, arguments.events, arguments.body_bytes, arguments.salt)
-        for number in range(arguments.clients)
-    ]
+    sight, scenario = Sight(), SCENARIOS[arguments.scenario]
+    scripts = [written(scenario, number, arguments.salt) for number in range(arguments.clients)]
     # What was written is no garbage, and looking for some would be seen as latency.
     gc.collect()
     gc.freeze()
 
     async def play(number: int, turns: list[Turn]) -> None:
         client = Client(arguments.ports, sight)
-        await asyncio.sleep(arguments.spread_s * number / arguments.clients)
-        for turn in itertools.cycle(turns):
-            await client.play(turn)
-            if stopped:
-                break
-        client.close()
+        await asyncio.sleep(scenario.spread_s * number / arguments.clients)
+        try:
+            for turn in itertools.cycle(turns):
+                await client.play(turn)
+        finally:
+            client.close()
 
     playing = [asyncio.ensure_future(play(number, turns)) for number, turns in enumerate(scripts)]
     ended = asyncio.gather(*playing)
@@ -92,8 +95,9 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     sight.counting = False
     seconds, cpu_s = time.monotonic() - started_s, sum(own.cpu_times()[:2]) - cpu_before_s
     print("end", flush=True)
-    stopped = True
-    await ended
+    for task in playing:
+        task.cancel()
+    await asyncio.wait(playing)
     return {
         "seconds": seconds,
         "turns": sight.turns,
@@ -116,14 +120,11 @@ async def _sleep_unless(ended: asyncio.Future[Any], seconds: float) -> None:
 def main() -> None:
     """Run one measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenario", choices=("streams", "turns", "events", "large"), required=True)
+    parser.add_argument("--scenario", choices=tuple(SCENARIOS), required=True)
     parser.add_argument(
         "--ports", type=int, nargs="+", required=True, help="a router's, or prefill's and decode's"
     )
     parser.add_argument("--clients", type=int, required=True)
-    parser.add_argument("--events", type=int, default=1)
-    parser.add_argument("--body-bytes", type=int, default=0)
-    parser.add_argument("--spread-s", type=float, default=0.0, help="time over which the clients begin")
     parser.add_argument("--warm-up-s", type=float, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--salt", type=int, default=0, help="makes the conversations of two runs differ")

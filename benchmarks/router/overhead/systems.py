@@ -65,6 +65,7 @@ class Bench:
         self._venvs = venvs
         self._stack = contextlib.ExitStack()
         self.engines: tuple[int, int] = (0, 0)
+        self.engine_processes: list[psutil.Process] = []
 
     def __enter__(self) -> Self:
         """Start the engines."""
@@ -87,7 +88,7 @@ class Bench:
         port = free_port()
         if name == "bidikv":
             command = [sys.executable, "-m", "bidikv_server.cli", "router", "--prefill", prefill]
-            command += ["--decode", decode, "--port", str(port), "--log-level", "warning"]
+            command += ["--decode", decode, "--port", str(port)]
         elif name == "vllm-router":
             command = [self._program(name, "vllm-router"), "--vllm-pd-disaggregation", "--prefill", prefill]
             command += [
@@ -105,17 +106,21 @@ class Bench:
             config = self._folder / "litellm.yaml"
             model = {"model": "hosted_vllm/m", "api_base": f"{decode}/v1", "api_key": "none"}
             # JSON is YAML.
-            config.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": model}]}))
+            general = {"dangerously_permit_weak_or_unset_master_key": True}
+            models = [{"model_name": "m", "litellm_params": model}]
+            config.write_text(json.dumps({"model_list": models, "general_settings": general}))
             command = [self._program(name, "litellm"), "--config", str(config), "--port", str(port)]
             command += ["--host", "127.0.0.1", "--num_workers", "1"]
         process = self._spawn(name, command)
         _await_port(name, process, port, self._folder / f"{name}.log")
+        _await_answer(name, port)
         return System(name, (port,), psutil.Process(process.pid))
 
     def _engine(self, role: str) -> int:
         port = free_port()
         process = self._spawn(role, [sys.executable, "-m", "overhead.engine", "--port", str(port)])
         _await_port(role, process, port, self._folder / f"{role}.log")
+        self.engine_processes.append(psutil.Process(process.pid))
         return port
 
     def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
@@ -160,21 +165,37 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def listen_times(name: str) -> Iterator[float]:
-    """Moments at which to look again whether a process listens."""
+def listen_times() -> Iterator[float]:
+    """Moments at which to look again whether a process is there, until it is time to give up."""
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s:
         yield time.monotonic()
         time.sleep(0.1)
-    raise SystemFailedError(f"{name} does not listen after {_START_S:g} s")
 
 
 def _await_port(name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    for _ in listen_times(name):
+    for _ in listen_times():
         if process.poll() is not None:
             raise SystemFailedError(f"{name} ended with {process.returncode}: {_last_line(log.read_text())}")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
+    raise SystemFailedError(f"{name} does not listen after {_START_S:g} s")
+
+
+def _await_answer(name: str, port: int) -> None:
+    """Wait for a first turn to succeed: some load half of themselves only then, or have to find their engines."""
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1})
+    said = ""
+    for _ in listen_times():
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_S)
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/chat/completions", body=body, headers=headers)
+            answer = connection.getresponse()
+            said = answer.read().decode(errors="replace")
+            if answer.status == 200:
+                return
+    raise SystemFailedError(f"{name} answers no turn: {said[:300]}")
 
 
 def _last_line(text: str) -> str:
