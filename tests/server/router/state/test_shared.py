@@ -84,6 +84,24 @@ async def test_scopes_are_apart(server, routers, other):
     assert (await two.store.page(limit=9, tenant="u")).found == ()
 
 
+async def test_a_foreign_conversation_is_not_even_looked_at(server, routers):
+    """The server does the same for one as for a key that nobody has, so its time tells a tenant nothing."""
+    one, two = await routers(server.url), await routers(server.url)
+    mine = await turn(one, "s", "a")
+    client, told = server.client(), []
+    for key in (mine.key, ConversationKey("ab" * 16)):
+        with client.monitor() as monitor:
+            listening = monitor.listen()
+            assert await two.store.known(key, tenant="u") is None
+            client.ping()
+            commands = []
+            while (command := next(listening))["command"] != "PING":
+                commands += [command["command"].split()[0]] if command["client_type"] == "lua" else []
+        told.append(commands)
+    assert told[0] == told[1] == ["EXISTS", "ZSCORE"]
+    assert await two.store.known(mine.key, tenant="t") is not None
+
+
 async def test_prefixes_keep_routers_apart(server, routers):
     """Two clusters may use one server."""
     one, two = await routers(server.url), await routers(server.url, state_prefix="other")
