@@ -8,6 +8,8 @@ import time
 import tomllib
 from typing import TYPE_CHECKING, Final
 
+from bidikv_server.router.core.ids import tenant_of
+from bidikv_server.router.core.requests import credential_of
 from bidikv_server.router.core.tenants import KeyRing, presented_key, read_keys
 from bidikv_server.router.errors import Unauthorized
 from bidikv_server.router.files import Watch
@@ -110,6 +112,15 @@ class Access:
         if tenant is None:
             raise Unauthorized(missing=key is None)
         return tenant
+
+    def share(self, headers: Mapping[str, str]) -> str:
+        """Whose share of the router a turn takes: its tenant's, or while no API keys are configured its credential's.
+
+        Raises:
+            Unauthorized: As of `tenant`.
+        """
+        tenant = self.tenant(headers)
+        return tenant_of(credential_of(headers)) if tenant is None else tenant
 
     def counts(self) -> dict[str, int]:
         """How many keys each tenant has now, from wherever they come."""

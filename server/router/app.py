@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 from bidikv_server.router import tls
 from bidikv_server.router.access import Access
 from bidikv_server.router.admin import PREFIX, AdminRoutes
+from bidikv_server.router.core.circuit import CircuitRule
 from bidikv_server.router.core.conversations import ConversationTable
 from bidikv_server.router.core.engines import EngineTable
 from bidikv_server.router.core.history import History
 from bidikv_server.router.core.paths import TURN_PATHS
+from bidikv_server.router.core.placer import Placer
 from bidikv_server.router.core.recent import RecentTurns
 from bidikv_server.router.dialects import dialect_of
 from bidikv_server.router.discovery import Discovery
@@ -32,6 +34,7 @@ from bidikv_server.router.own import OwnRoutes
 from bidikv_server.router.page import PATH as PAGE_PATH
 from bidikv_server.router.page import LivePage
 from bidikv_server.router.passthrough import PASSED_ON, PassThrough
+from bidikv_server.router.policies import load_policies
 from bidikv_server.router.probes import Prober
 from bidikv_server.router.queue import Phase, TurnQueue
 from bidikv_server.router.releases import Releaser
@@ -68,6 +71,7 @@ class RouterApp:
         history: What became of their last turns.
         recent: The last turns of all.
         metrics: Prometheus metrics.
+        placer: What was learnt about engines and prompts.
         upstream_identity: The certificate that engines are shown, if there is one.
     """
 
@@ -82,7 +86,18 @@ class RouterApp:
             SettingsError: The settings ask for what cannot be had.
         """
         self._settings = settings
-        self.engines = EngineTable((), probe_failures=settings.probe_failures, linger_s=settings.max_ttl_s)
+        self.engines = EngineTable(
+            (),
+            probe_failures=settings.probe_failures,
+            linger_s=settings.max_ttl_s,
+            circuit=CircuitRule(settings.circuit_failures, settings.circuit_open_s),
+        )
+        self.placer = Placer(
+            self.engines,
+            load_policies(settings),
+            max_prefixes=settings.max_prefixes,
+            prefill_required=not settings.prefill_fallback,
+        )
         self.table = ConversationTable(
             max_conversations=settings.max_conversations,
             max_turns=settings.max_turns,
@@ -102,7 +117,10 @@ class RouterApp:
         self._observer = Observer(self._tracing, self.recent)
         self._access = Access(settings)
         self._queue = TurnQueue(
-            self.metrics, max_in_flight=settings.max_in_flight, max_queue=settings.max_queue
+            self.metrics,
+            max_in_flight=settings.max_in_flight,
+            max_queue=settings.max_queue,
+            max_in_flight_per_tenant=settings.max_in_flight_per_tenant,
         )
         context, self.upstream_identity = tls.upstream(settings)
         self._client = EngineClient(connect_timeout_s=settings.connect_timeout_s, tls=context)
@@ -111,6 +129,7 @@ class RouterApp:
             self.engines,
             interval_s=settings.probe_interval_s,
             timeout_s=settings.probe_timeout_s,
+            came_up=self.placer.came_up,
         )
         self._discovery = Discovery(settings, self.engines, self._prober)
         turns = TurnService(
@@ -120,6 +139,7 @@ class RouterApp:
             self._client,
             self.metrics,
             access=self._access,
+            placer=self.placer,
         )
         self._responses = ResponseRoutes(
             settings, engines=self.engines, client=self._client, access=self._access, state=self._state
@@ -204,9 +224,10 @@ class RouterApp:
         endpoint = self._endpoint(scope)
         if not scope["path"].startswith((PREFIX, PAGE_PATH)) and scope["path"] not in _OPEN_PATHS:
             # Before the body: whoever has no key, or no place, costs no memory.
-            self._access.tenant(headers_of(scope))
-        if scope["path"] in TURN_PATHS:
-            self._queue.check()
+            headers = headers_of(scope)
+            self._access.tenant(headers)
+            if scope["path"] in TURN_PATHS:
+                self._queue.check(self._access.share(headers))
         raw = await read_body(scope, receive, self._settings.max_body_bytes)
         await _while_connected(endpoint(scope, raw, reply), receive)
 

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 from bidikv._version import __version__
+from bidikv_server.router.core.circuit import CircuitState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from bidikv.headers import ReuseHeader
     from bidikv_server.router.core.engines import EngineSnapshot
+    from bidikv_server.router.core.policy import RoutePlan
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_CIRCUITS: Final = (CircuitState.CLOSED, CircuitState.HALF_OPEN, CircuitState.OPEN)
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TTFT_SECONDS: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75),
@@ -37,6 +40,36 @@ class RouterMetrics:
             "bidikv_router_placements",
             "Turns answered, by why they were decoded where they were.",
             ["reason"],
+            registry=self.registry,
+        )
+        self.prefill_choices = Counter(
+            "bidikv_router_prefill_choices",
+            "Turns answered, by why their prompts were computed where they were.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.modes = Counter(
+            "bidikv_router_modes",
+            "Turns answered, by how they got their prompts' KV, and why in that way.",
+            ["mode", "reason"],
+            registry=self.registry,
+        )
+        self.circuits_opened = Counter(
+            "bidikv_router_circuits_opened",
+            "How often legs failed until an engine was left alone for a while.",
+            ["role", "engine"],
+            registry=self.registry,
+        )
+        self.engine_circuit = Gauge(
+            "bidikv_router_engine_circuit",
+            "Whether an engine's last legs ended well: 0 closed (they did), 1 half open, 2 open.",
+            ["role", "engine"],
+            registry=self.registry,
+        )
+        self.engine_load = Gauge(
+            "bidikv_router_engine_load",
+            "Requests that an engine has or is about to get, by whose they are: this router's, expected, or others'.",
+            ["role", "engine", "of"],
             registry=self.registry,
         )
         self.failed_turns = Counter(
@@ -144,13 +177,28 @@ class RouterMetrics:
             for name, counter in counters.items()
         }
 
+    def turn_placed(self, plan: RoutePlan) -> None:
+        """Count the choices of a turn that ended cleanly."""
+        self.placements.labels(plan.placement).inc()
+        self.prefill_choices.labels(plan.prefill_choice).inc()
+        self.modes.labels(plan.mode, plan.mode_reason).inc()
+
     def show_engines(self, engines: Iterable[EngineSnapshot]) -> None:
         """Set the engines' gauges to what is known now; those of forgotten engines end."""
         self.engine_up.clear()
         self.engine_draining.clear()
+        self.engine_circuit.clear()
+        self.engine_load.clear()
         for engine in engines:
             self.engine_up.labels(engine.role, engine.url).set(engine.healthy)
             self.engine_draining.labels(engine.role, engine.url).set(engine.draining)
+            self.engine_circuit.labels(engine.role, engine.url).set(_CIRCUITS.index(engine.circuit))
+            for of, count in (
+                ("router", engine.in_flight),
+                ("expected", engine.expected),
+                ("others", engine.others),
+            ):
+                self.engine_load.labels(engine.role, engine.url, of).set(count)
 
     def render(self) -> bytes:
         """Text exposition."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from bidikv_server import wire
 from bidikv_server.router.core.engine_notes import read_notes
-from bidikv_server.router.core.engines import IndexInfo, Role
+from bidikv_server.router.core.engines import EngineLoad, IndexInfo, Role
 from bidikv_server.router.errors import UpstreamFault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from bidikv_server.router.core.engine_notes import EngineNotes
     from bidikv_server.router.core.engines import EngineTable
@@ -61,15 +62,27 @@ class Prober:
         *,
         interval_s: float,
         timeout_s: float,
+        came_up: Callable[[EngineUrl, float], None] = lambda _url, _now_s: None,
     ) -> None:
+        """Know the engines to ask.
+
+        Args:
+            client: To ask them with.
+            engines: Where it is noted.
+            interval_s: Between two rounds.
+            timeout_s: For one question.
+            came_up: Told of every engine that was down, with the time on the monotonic clock.
+        """
         self._client = client
         self._engines = engines
         self._interval_s = interval_s
         self._timeout_s = timeout_s
+        self._came_up = came_up
         self.notes: dict[EngineUrl, EngineNotes] = {}
 
     async def probe_all(self) -> None:
         """One round over all engines at once."""
+        self._engines.advance(time.monotonic())
         await self.probe_these((e.url, role) for role in Role for e in self._engines.snapshots(role))
 
     async def probe_these(self, engines: Iterable[tuple[EngineUrl, Role]]) -> None:
@@ -93,23 +106,31 @@ class Prober:
             health = await self._client.get(url, "/health", timeout_s=self._timeout_s)
             passed = health.status == 200
             why = f"GET /health answered {health.status}"
-            indexes = await self._indexes(url) if passed and role is Role.DECODE else None
+            exposition = await self._exposition(url) if passed else None
         except UpstreamFault as fault:
-            passed, indexes, why = False, None, str(fault)
+            passed, exposition, why = False, None, str(fault)
         if passed:
+            indexes = None
+            if exposition is not None and role is Role.DECODE:
+                indexes = parse_index_info(exposition)
             if self._engines.probe_passed(url, role, indexes):
                 _log.info("%s engine %s is up", role, url)
+                self._came_up(url, time.monotonic())
+            if exposition is not None:
+                self._take_notes(url, role, exposition)
         elif self._engines.probe_failed(url, role):
             _log.warning("%s engine %s is down: %s", role, url, why)
 
-    async def _indexes(self, url: EngineUrl) -> tuple[IndexInfo, ...] | None:
-        """None keeps what was known: a slow metrics page says nothing about the index."""
+    def _take_notes(self, url: EngineUrl, role: Role, exposition: str) -> None:
+        notes = read_notes(exposition)
+        if role is Role.DECODE:
+            self.notes[url] = notes
+        self._engines.load_said(url, role, EngineLoad(notes.running or 0, notes.waiting or 0, notes.kv_usage))
+
+    async def _exposition(self, url: EngineUrl) -> str | None:
+        """An engine's metrics; None keeps what was known: a slow metrics page says nothing about index or load."""
         try:
             answer = await self._client.get(url, "/metrics", timeout_s=self._timeout_s)
         except UpstreamFault:
             return None
-        if answer.status != 200:
-            return None
-        exposition = answer.body.decode("utf-8", "replace")
-        self.notes[url] = read_notes(exposition)
-        return parse_index_info(exposition)
+        return answer.body.decode("utf-8", "replace") if answer.status == 200 else None

@@ -22,12 +22,23 @@ class LegFailed(Exception):  # noqa: N818
     Attributes:
         fault: What to tell the client if nothing else helps.
         answer: The engine's own error answer, which is better to tell; None if it gave none.
+        refused: The engine takes no more for now, and said so; it is not broken.
+        retry_after_s: When it asks to be tried again; None if it does not say.
     """
 
-    def __init__(self, fault: RouterFault, answer: Answer | None = None) -> None:
+    def __init__(
+        self,
+        fault: RouterFault,
+        answer: Answer | None = None,
+        *,
+        refused: bool = False,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(str(fault))
         self.fault = fault
         self.answer = answer
+        self.refused = refused
+        self.retry_after_s = retry_after_s
 
 
 class RefusedByEngine(Exception):  # noqa: N818
@@ -51,12 +62,21 @@ def check_answer(answer: Answer) -> None:
         RefusedByEngine: The request is at fault.
         LegFailed: The engine is at fault.
     """
+    if answer.status in {429, 503}:
+        fault = UpstreamFault(f"An engine takes no more for now (status {answer.status}).")
+        raise LegFailed(fault, answer, refused=True, retry_after_s=_retry_after_s(answer))
     if answer.status >= 500:
         raise LegFailed(UpstreamFault(f"An engine answered with status {answer.status}."), answer)
     if answer.status != 200:
         raise RefusedByEngine(answer)
     if not answer.body:
         raise LegFailed(UpstreamFault("An engine answered with nothing."))
+
+
+def _retry_after_s(answer: Answer) -> float | None:
+    """What `Retry-After` says in seconds; a date counts as nothing said."""
+    value = next((value for name, value in answer.headers if name == b"retry-after"), b"").strip()
+    return float(value) if value.isdigit() and len(value) < 10 else None
 
 
 async def relay(

@@ -49,7 +49,7 @@ class Routes:
         """POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages."""
         headers, watch = headers_of(scope), watch_of(scope)
         watch.arrived()
-        async with self._queue.place():
+        async with self._queue.place(self._access.share(headers)):
             tenant = self._access.tenant(headers)
             watch.began(tenant)
             try:
@@ -133,6 +133,9 @@ def _describe(engine: EngineSnapshot) -> dict[str, Any]:
         "draining": engine.draining,
         "leaving": engine.leaving,
         "in_flight": engine.in_flight,
+        "circuit": engine.circuit,
+        "load": engine.load,
+        "waiting": engine.waiting,
     }
     if engine.role is Role.DECODE:
         described["index"] = [index.address for index in engine.indexes]

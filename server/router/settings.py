@@ -115,6 +115,32 @@ class RouterSettings(BaseSettings):
     """For a request to arrive whole, in seconds; after that, status 408."""
     stalled_timeout_s: Seconds = 120.0
     """How long an answer may wait for a client that takes nothing of it, in seconds; then its connection ends. On Linux."""
+    max_attempts: int = Field(default=8, ge=1)
+    """How often a turn is tried while the client has seen nothing of an answer, the first time included."""
+    retry_budget_s: Seconds = 310.0
+    """How long after its first attempt a turn is tried again, in seconds; above `prefill_timeout_s`, or a prompt whose
+    prefill engine hangs is tried nowhere else."""
+    refused_wait_s: float = Field(default=5.0, ge=0, allow_inf_nan=False)
+    """How long a turn waits in all for engines when every one of them refuses it for now (429, 503), in seconds."""
+    circuit_failures: int = Field(default=5, ge=1)
+    """Legs that must fail in a row on an engine before it is left alone for a while."""
+    circuit_open_s: Seconds = 5.0
+    """For how long, in seconds, until one leg tries; twice as long whenever that fails, up to 32 times."""
+    decode_policy: str = "sticky"
+    """Where turns are decoded: `sticky`, `pinned`, `spread`, or a policy of your own as `module:name`."""
+    pressure_ratio: float = Field(default=2.0, ge=1, allow_inf_nan=False)
+    """`sticky`: a turn moves away from an engine with more than so many times the load of the calmest one and
+    `pressure_margin`."""
+    pressure_margin: int = Field(default=16, ge=0)
+    """`sticky`: how many requests on top of that."""
+    prefill_policy: str = "cached_prefix"
+    """Where prompts are computed: `cached_prefix`, `least_loaded`, or a policy of your own as `module:name`."""
+    mode_policy: str = "readback"
+    """How turns get their prompts' KV: `readback`, `cheapest`, or a policy of your own as `module:name`."""
+    alone_tokens: int = Field(default=256, ge=0)
+    """`cheapest`: how many tokens of a prompt decode may compute itself."""
+    max_prefixes: int = Field(default=50_000, ge=1)
+    """Beginnings of prompts whose prefill engine is remembered (about 400 bytes each)."""
     probe_interval_s: Seconds = 2.0
     """Between two probes of one engine, in seconds."""
     probe_timeout_s: Seconds = 2.0
@@ -126,6 +152,8 @@ class RouterSettings(BaseSettings):
 
     max_in_flight: int | None = Field(default=None, ge=1)
     """Turns that run at once; without it as many as come."""
+    max_in_flight_per_tenant: int | None = Field(default=None, ge=1)
+    """Turns of one tenant that run at once; without it as many as come. Without API keys a credential is a tenant."""
     max_queue: int = Field(default=100, ge=0)
     """Turns that wait for one of them to end; the next one is refused with status 429."""
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
@@ -139,7 +167,7 @@ class RouterSettings(BaseSettings):
     max_turns: int = Field(default=64, ge=1)
     """Turns remembered per conversation; the oldest one goes first."""
     max_records: int = Field(default=16, ge=1, le=1000)
-    """Turns per conversation that `explain` tells about (55 bytes each)."""
+    """Turns per conversation that `explain` tells about (57 bytes each)."""
     conversation_idle_s: Seconds = 3600.0
     """A conversation without a turn for this long is forgotten, in seconds."""
     max_responses: int = Field(default=20_000, ge=1)

@@ -7,10 +7,9 @@ event. Only a turn that ended cleanly takes its place in the conversation table.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bidikv.headers import KEY_HEADER, REUSE_HEADER, SESSION_HEADER
@@ -37,33 +36,25 @@ from bidikv_server.router.core.ids import salt_of
 from bidikv_server.router.core.json_bytes import encode_from
 from bidikv_server.router.core.kept import Kept
 from bidikv_server.router.core.paths import MESSAGES_PATH
-from bidikv_server.router.core.policy import (
-    Excluded,
-    NoHealthyEngine,
-    Placement,
-    Retention,
-    RoutePlan,
-    plan_route,
-)
+from bidikv_server.router.core.policy import NoHealthyEngine, Placement, Retention, RoutePlan
 from bidikv_server.router.core.prompt_tokens import Tokenised
 from bidikv_server.router.errors import (
     EngineRefusesRouter,
     NoEngineAvailable,
     ResponseUnreachable,
-    UpstreamConnectFailed,
     UpstreamFault,
 )
+from bidikv_server.router.legs import Legs, Tried
 from bidikv_server.router.relay import LegFailed, RefusedByEngine, check_answer, relay
 from bidikv_server.router.responses import began_of
+from bidikv_server.router.retries import Retries, RetryBudget
 from bidikv_server.router.tokens import PromptTokens
 from bidikv_server.router.upstream import EngineClient, StreamWaits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from bidikv.headers import ReuseHeader
     from bidikv_server.router.access import Access
-    from bidikv_server.router.core.engines import EngineSnapshot
+    from bidikv_server.router.core.placer import Placer
     from bidikv_server.router.core.policy import Keep
     from bidikv_server.router.core.requests import TurnRequest
     from bidikv_server.router.metrics import RouterMetrics
@@ -87,10 +78,9 @@ class _Turn:
         watch: Sees what becomes of it.
         keep: What decode does with its blocks.
         barred: Why nothing may be read back for it.
-        excluded: Engines that failed it.
-        alone: Why it runs on decode alone, once that is decided.
+        divisible: Two engines can serve it: its KV is one sequence's.
+        tried: What it has tried so far.
         own_tokens: Why decode finds the prompt's tokens itself; None lets it take prefill's.
-        failure: What went wrong last.
         ttft_s: From the whole request to the first byte of the answer's body.
         done: The answer is complete.
     """
@@ -101,10 +91,9 @@ class _Turn:
     watch: TurnWatch
     keep: Keep
     barred: Reason | None
-    alone: Reason | None
+    divisible: bool
+    tried: Tried
     own_tokens: Tokenised | None
-    excluded: Excluded = field(default_factory=Excluded)
-    failure: LegFailed | None = None
     ttft_s: float = 0.0
     done: bool = False
 
@@ -121,9 +110,13 @@ class TurnService:
         metrics: RouterMetrics,
         *,
         access: Access,
+        placer: Placer,
     ) -> None:
         self._settings = settings
         self._engines = engines
+        self._legs = Legs(engines, metrics, may_run_alone=settings.prefill_fallback)
+        self._placer = placer
+        self._budget = RetryBudget(settings.max_attempts, settings.retry_budget_s, settings.refused_wait_s)
         self._state = state
         self._client = client
         self._metrics = metrics
@@ -154,7 +147,9 @@ class TurnService:
         self._metrics.identities.labels(request.identity.source).inc()
         reply.extra[_SESSION] = turn.match.key.encode()
         try:
-            await self._attempts(turn, reply)
+            await Retries(self._budget, turn.tried, lambda: self._exhausted(turn)).run(
+                lambda: self._attempt(turn, reply)
+            )
         except asyncio.CancelledError:
             if not turn.done:
                 self._metrics.failed_turns.labels("client_gone").inc()
@@ -186,7 +181,7 @@ class TurnService:
         match = await self._state.find(request.scope, request.session, request.chain)
         if request.kept is not None and request.session is None:
             match = replace(match, key=request.kept.conversation)
-        barred = self._barred(request)
+        barred, alone = self._barred(request), runs_alone(request)
         return _Turn(
             request=request,
             match=match,
@@ -194,7 +189,8 @@ class TurnService:
             watch=watch,
             keep=self._retention.keep(request.turn, readback=barred is None),
             barred=barred,
-            alone=runs_alone(request),
+            divisible=alone is None,
+            tried=Tried(watch, alone),
             own_tokens=self._tokens.obstacle(request),
         )
 
@@ -204,15 +200,14 @@ class TurnService:
             return Reason.READBACK_OFF
         return Reason.UNSUPPORTED if names_media(request.body) else None
 
-    async def _attempts(self, turn: _Turn, reply: Reply) -> None:
-        """Try until an engine pair answers; every failed attempt leaves one engine or one option less."""
+    async def _attempt(self, turn: _Turn, reply: Reply) -> None:
+        """Run both legs once; every failure leaves one engine or one option less for the next attempt."""
         while True:
             plan = self._plan(turn)
             try:
-                answer = await self._prefill(turn, plan)
+                with self._legs.expected(plan.decode):
+                    answer = await self._prefill(turn, plan)
                 await self._decode(turn, plan, answer, reply)
-            except LegFailed as failed:
-                turn.failure = failed
             except RefusedByEngine as refused:
                 self._reconsider(turn, refused)
             else:
@@ -227,35 +222,44 @@ class TurnService:
         if turn.own_tokens is None and prompt_tokens.are_refused(refused.answer.body):
             # The refusal has freed the computed prompt, so prefill is asked again.
             turn.own_tokens = Tokenised.REJECTED
-        elif refused.role is Role.PREFILL and turn.request.path == MESSAGES_PATH and turn.alone is None:
+        elif refused.role is Role.PREFILL and turn.request.path == MESSAGES_PATH and turn.tried.alone is None:
             # This API reads its one token as a whole answer, and may fail at half a tool call.
-            turn.alone = Reason.UNSUPPORTED
+            turn.tried.alone = Reason.UNSUPPORTED
         else:
             raise refused
 
     def _plan(self, turn: _Turn) -> RoutePlan:
         if turn.request.kept is not None:
             return self._plan_kept(turn, turn.request.kept)
+        tried = turn.tried
         try:
-            return plan_route(
+            return self._placer.plan(
                 turn.match,
-                [*self._engines.snapshots(Role.PREFILL), *self._engines.snapshots(Role.DECODE)],
+                turn.request.chain,
+                time.monotonic(),
                 barred=turn.barred,
-                alone=turn.alone,
-                prefill_required=not self._settings.prefill_fallback,
-                excluded=turn.excluded,
+                alone=tried.alone,
+                excluded=tried.excluded,
             )
         except NoHealthyEngine as error:
-            if turn.failure is not None:
-                raise turn.failure from error
+            if tried.failure is not None:
+                raise tried.failure from error
             raise NoEngineAvailable(error.role) from error
+
+    def _exhausted(self, turn: _Turn) -> bool:
+        """Whether no engine is left for another attempt."""
+        try:
+            self._plan(turn)
+        except (LegFailed, NoEngineAvailable, ResponseUnreachable):
+            return True
+        return False
 
     def _plan_kept(self, turn: _Turn, kept: Kept) -> RoutePlan:
         """Run where the earlier response is, also on an engine that is being emptied: nobody else has it."""
         for engine in self._engines.snapshots(Role.DECODE):
-            if engine.url == kept.engine and engine.healthy and engine.url not in turn.excluded.decode:
-                return RoutePlan(engine, None, (), turn.alone, Placement.KEPT_RESPONSE)
-        raise turn.failure or ResponseUnreachable
+            if engine.url == kept.engine and engine.healthy and turn.tried.excluded.takes(engine):
+                return RoutePlan(engine, None, (), turn.tried.alone, Placement.KEPT_RESPONSE)
+        raise turn.tried.failure or ResponseUnreachable
 
     async def _prefill(self, turn: _Turn, plan: RoutePlan) -> PrefillAnswer:
         if plan.prefill is None:
@@ -267,21 +271,30 @@ class TurnService:
             sources=list(plan.sources),
             return_token_ids=wanted and not returns_token_ids(path),
         )
-        with self._leg(turn, plan.prefill) as headers:
+        with self._legs.run(turn.tried, plan.prefill, tokens=plan.prefill_tokens) as leg:
             answer = await self._client.post(
                 plan.prefill.url,
                 path,
                 body=encode_from(turn.request.body, prefill_body(turn.request, params, token_ids=wanted)),
-                headers=headers,
+                headers={**turn.engine_headers, **leg.headers},
                 timeout_s=self._settings.prefill_timeout_s,
             )
             check_answer(answer)
             try:
-                return read_prefill_answer(answer.body)
+                prefilled = read_prefill_answer(answer.body)
             except ValueError as error:
                 raise LegFailed(
                     UpstreamFault(f"Engine {plan.prefill.url} gave an unreadable answer.")
                 ) from error
+        self._placer.prefilled(
+            plan,
+            turn.request.chain,
+            prefilled.reuse,
+            ahead=leg.ahead_tokens,
+            seconds=leg.seconds,
+            now_s=time.monotonic(),
+        )
+        return prefilled
 
     async def _decode(self, turn: _Turn, plan: RoutePlan, prefilled: PrefillAnswer, reply: Reply) -> None:
         params = decode_params(
@@ -289,17 +302,18 @@ class TurnService:
             conversation=turn.match.key,
             salt=salt_of(turn.request.scope),
             keep=turn.keep,
+            retains_alone=turn.divisible and plan.prefill is None and bool(plan.decode.indexes),
         )
         body = self._tokens.body(turn.request, params, prefilled.token_ids, turn.own_tokens)
         reuse = with_reason(prefilled.reuse, plan.reason)
         reply.extra[REUSE_HEADER.encode()] = reuse.format().encode()
         turn.watch.planned(plan, reuse)
-        with self._leg(turn, plan.decode, had_handle=params is not None) as headers:
+        with self._legs.run(turn.tried, plan.decode, had_handle=prefilled.handle is not None) as leg:
             async with self._client.stream(
                 plan.decode.url,
                 turn.request.path,
                 body=body,
-                headers=headers,
+                headers={**turn.engine_headers, **leg.headers},
                 waits=self._waits(turn),
                 began=began_of(turn.request),
             ) as answer:
@@ -308,12 +322,15 @@ class TurnService:
                     turn.ttft_s = time.monotonic() - turn.watch.arrived_s
                     turn.watch.answers(turn.ttft_s)
                     self._metrics.ttft_seconds.labels(reuse.reason).observe(turn.ttft_s)
+                    if answer.is_event_stream:
+                        self._placer.streamed(plan, seconds=leg.seconds, now_s=time.monotonic())
                 failure = await relay(
                     turn.watch.reading(answer),
                     reply,
-                    lambda: self._succeeded(turn, plan, reuse),
-                    last_resort=turn.failure is not None,
+                    lambda: self._succeeded(turn, plan, reuse, retained=params is not None),
+                    last_resort=turn.tried.failure is not None,
                 )
+                leg.broke = failure == "mid_stream"
         if failure is not None:
             self._count_failure(turn, failure)
 
@@ -329,71 +346,20 @@ class TurnService:
         first_byte_s = self._settings.first_byte_timeout_s if streamed else self._settings.decode_timeout_s
         return StreamWaits(first_byte_s, self._settings.idle_timeout_s)
 
-    async def _succeeded(self, turn: _Turn, plan: RoutePlan, reuse: ReuseHeader) -> None:
-        """Record a turn. One that ran alone left nothing retained, so it hides no earlier turn that did."""
+    async def _succeeded(self, turn: _Turn, plan: RoutePlan, reuse: ReuseHeader, *, retained: bool) -> None:
+        """Record a turn. One that left nothing retained hides no earlier turn that did."""
         turn.done = True
         turn.watch.succeeded()
+        self._legs.settle(turn.tried)
+        self._placer.ended(plan, turn.request.chain, time.monotonic())
         self._metrics.turn_answered(reuse)
-        self._metrics.placements.labels(plan.placement).inc()
+        self._metrics.turn_placed(plan)
         if not turn.request.recorded:
             return
-        retained = plan.prefill is not None or turn.match.home is None
-        holder = Holder(plan.decode.url, plan.decode.indexes) if retained else None
+        commits = retained or turn.match.home is None
+        holder = Holder(plan.decode.url, plan.decode.indexes) if commits else None
         record = TurnRecord.of(turn.match.digest, plan, reuse, ttft_s=turn.ttft_s, at_s=time.monotonic())
         await self._state.commit(turn.match, turn.request.scope, record, holder)
-
-    @contextlib.contextmanager
-    def _leg(
-        self, turn: _Turn, engine: EngineSnapshot, *, had_handle: bool = False
-    ) -> Iterator[dict[str, str]]:
-        """Count a leg in and out, and turn its failure into one engine or option less for this turn; yields its headers."""
-        started_s, outcome = time.monotonic(), "cancelled"
-        self._engines.leg_started(engine.url, engine.role)
-        watched = turn.watch.leg(engine.role, engine.url)
-        try:
-            yield {**turn.engine_headers, **watched.headers}
-            outcome = "ok"
-        except UpstreamFault as fault:
-            outcome = fault.code
-            if isinstance(fault, UpstreamConnectFailed) and self._engines.connect_failed(
-                engine.url, engine.role
-            ):
-                _log.warning("%s engine %s is down: %s", engine.role, engine.url, fault)
-            self._give_up(turn, engine, LegFailed(fault), had_handle=False)
-        except LegFailed as failed:
-            outcome = "failed"
-            self._give_up(turn, engine, failed, had_handle=had_handle)
-        except RefusedByEngine as refused:
-            outcome, refused.role = "refused", engine.role
-            raise
-        finally:
-            self._engines.leg_ended(engine.url, engine.role)
-            seconds = time.monotonic() - started_s
-            watched.ended(outcome, seconds)
-            self._metrics.leg_seconds.labels(engine.role, outcome).observe(seconds)
-
-    def _give_up(self, turn: _Turn, engine: EngineSnapshot, failed: LegFailed, *, had_handle: bool) -> None:
-        """Leave an engine out of this turn's next attempt.
-
-        A decode engine that answers but fails with a handle may have failed at pulling. If it is the only one left,
-        it gets the request once more without a handle.
-        """
-        _log.warning("turn %s: %s leg failed: %s", turn.watch.request_id, engine.role, failed)
-        self._metrics.retries.labels(engine.role).inc()
-        excluded = turn.excluded
-        if engine.role is Role.PREFILL:
-            turn.excluded = replace(excluded, prefill=excluded.prefill | {engine.url})
-        elif had_handle and self._settings.prefill_fallback and not self._has_other_decode(turn, engine):
-            turn.alone = Reason.TRANSFER_FAILED
-        else:
-            turn.excluded = replace(excluded, decode=excluded.decode | {engine.url})
-        raise failed
-
-    def _has_other_decode(self, turn: _Turn, engine: EngineSnapshot) -> bool:
-        return any(
-            other.takes_legs and other.url != engine.url and other.url not in turn.excluded.decode
-            for other in self._engines.snapshots(Role.DECODE)
-        )
 
     def _count_failure(self, turn: _Turn, cause: str) -> None:
         turn.watch.failed(cause)

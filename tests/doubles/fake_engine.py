@@ -10,9 +10,12 @@ import socket
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 CHAT_EVENTS = (
     b'data: {"id":"c1","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n',
@@ -53,6 +56,8 @@ class Failure:
         hang: Say nothing until the peer leaves.
         cut_after: Close the connection after that many chunks of the body.
         end_after: End the body properly, but after that many chunks only.
+        dies: Call the engine's `death` instead of going on: `before` the first byte, or `mid` body.
+        headers: Of an answer with another status than 200.
     """
 
     status: int = 200
@@ -60,6 +65,13 @@ class Failure:
     hang: bool = False
     cut_after: int | None = None
     end_after: int | None = None
+    dies: str | None = None
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def echo_of(body: dict[str, Any]) -> str:
+    """What an echoing engine answers to a chat: it depends on every message."""
+    return " ".join(f"{len(body['messages'])}:{message['content']}" for message in body["messages"])
 
 
 @dataclass
@@ -75,6 +87,8 @@ class FakeEngine:
         token_ids: What the prefill leg says the prompt's tokens are, where it is asked; None says nothing.
         events: Chunks of a streamed answer.
         answer: Body of a whole answer.
+        echo: Answer with `echo_of` the request instead.
+        death: What happens when it dies.
         gate: Waited for after chunk number `gate_at` of every answer.
         seen: Every POST, in order.
         asked: Path and query of every GET of a response.
@@ -95,6 +109,8 @@ class FakeEngine:
     token_ids: list[int] | None = field(default_factory=lambda: [11, 22, 33])
     events: tuple[bytes, ...] = CHAT_EVENTS
     answer: bytes = CHAT_ANSWER
+    echo: bool = False
+    death: Callable[[], Awaitable[None]] | None = None
     gate: asyncio.Event | None = None
     gate_at: int = 0
     seen: list[Seen] = field(default_factory=list)
@@ -172,14 +188,23 @@ class FakeEngine:
     async def _post(self, seen: Seen, failure: Failure, send) -> None:
         if failure.hang:
             await asyncio.Event().wait()
+        if failure.dies == "before":
+            await self._die()
         if failure.status != 200:
-            await _whole(send, failure.status, failure.body)
+            await _whole(send, failure.status, failure.body, headers=failure.headers)
         elif (seen.params or {}).get("do_remote_decode"):
             await self._body(send, b"application/json", (json.dumps(self._prefill(seen)).encode(),), failure)
         elif seen.body.get("stream"):
-            await self._body(send, b"text/event-stream; charset=utf-8", self.events, failure)
+            events = echo_events(echo_of(seen.body)) if self.echo else self.events
+            await self._body(send, b"text/event-stream; charset=utf-8", events, failure)
         else:
-            await self._body(send, b"application/json", (self.answer,), failure)
+            answer = echo_answer(echo_of(seen.body)) if self.echo else self.answer
+            await self._body(send, b"application/json", (answer,), failure)
+
+    async def _die(self) -> None:
+        assert self.death is not None
+        await self.death()
+        await asyncio.Event().wait()
 
     def _prefill(self, seen: Seen) -> dict[str, Any]:
         handle = {
@@ -202,6 +227,10 @@ class FakeEngine:
     async def _body(self, send, content_type: bytes, chunks: tuple[bytes, ...], failure: Failure) -> None:
         headers = [(b"content-type", content_type), (b"x-engine", self.name.encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if failure.dies == "mid":
+            first = chunks[0] if len(chunks) > 1 else chunks[0][: len(chunks[0]) // 2]
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            await self._die()
         for number, chunk in enumerate(chunks):
             if number == failure.cut_after:
                 raise ConnectionAbortedError("cut on request")
@@ -218,10 +247,33 @@ async def _gone(receive) -> None:
         pass
 
 
-async def _whole(send, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
-    await send(
-        {"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type)]}
-    )
+def echo_events(text: str) -> tuple[bytes, ...]:
+    """A stream whose content is this text, a word at a time."""
+    deltas = [{"content": word} for word in text.replace(" ", "\0 ").split("\0")]
+    choices = [{"index": 0, "delta": delta} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
+    events = [
+        b"data: " + json.dumps({"id": "c1", "choices": [choice]}).encode() + b"\n\n" for choice in choices
+    ]
+    return (*events, b"data: [DONE]\n\n")
+
+
+def echo_answer(text: str) -> bytes:
+    """A whole answer whose content is this text."""
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return json.dumps({"id": "c1", "choices": [choice], "kv_transfer_params": None}).encode()
+
+
+async def _whole(
+    send,
+    status: int,
+    body: bytes,
+    content_type: bytes = b"application/json",
+    headers: tuple[tuple[bytes, bytes], ...] = (),
+) -> None:
+    started = {"type": "http.response.start", "status": status}
+    await send({**started, "headers": [(b"content-type", content_type), *headers]})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -271,6 +323,65 @@ async def serving(
             for server in servers:
                 server.stop.set()
             await asyncio.gather(*tasks)
+
+
+class Host:
+    """An address at which one application can die and come back.
+
+    Attributes:
+        url: Its base URL, always the same.
+    """
+
+    def __init__(self, app) -> None:
+        self._app = app
+        self._port = 0
+        self._socket: socket.socket | None = None
+        self._server: _Server | None = None
+        self._tasks: list[asyncio.Future[None]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    async def start(self) -> None:
+        """Listen, on the same port as before."""
+        self._socket = socket.socket(proto=socket.IPPROTO_TCP)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", self._port))
+        self._port = self._socket.getsockname()[1]
+        config = uvicorn.Config(
+            self._app,
+            log_config=None,
+            lifespan="off",
+            http="httptools",
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+        self._server = server = _Server(config)
+        self._tasks.append(asyncio.ensure_future(server.serve(sockets=[self._socket])))
+        await eventually(lambda: server.started)
+
+    async def die(self) -> None:
+        """Cut every connection and listen no more. Idempotent."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        for listener in server.servers:
+            listener.close()
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+        self._socket.close()
+        server.stop.set()
+
+    async def restart(self) -> None:
+        """Die and come back at once."""
+        await self.die()
+        await self.start()
+
+    async def close(self) -> None:
+        """Die for good."""
+        await self.die()
+        await asyncio.gather(*self._tasks)
 
 
 async def eventually(condition, *, within_s: float = 5.0) -> None:

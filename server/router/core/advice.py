@@ -20,6 +20,10 @@ _ADVICE: Final = {
     " `readback = true` in the router's settings.",
     Reason.NO_PREFILL: "No prefill engine took the prompt, so decode computed it alone: see GET /health and the"
     " prefill engines' logs, and undrain or add one.",
+    Reason.DECODE_CHEAPER: "Decode held nearly all of the prompt and computed the rest itself, which was the faster way;"
+    " there is nothing to change.",
+    Reason.RECOMPUTE_CHEAPER: "Prefill computes this prompt faster than it would read it back, by what was measured"
+    " lately; there is nothing to change.",
     Reason.NO_INDEX: "The decode engine publishes no retention index: start it with `bidikv engine decode`, and let"
     " the router reach its /metrics.",
     Reason.DECODE_CHANGED: "The engine that held this conversation is down or was restarted, and what it held is"

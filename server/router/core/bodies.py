@@ -106,16 +106,22 @@ def decode_body(request: TurnRequest, kv_transfer_params: dict[str, Any] | None)
 
 
 def decode_params(
-    handle: dict[str, Any] | None, *, conversation: str, salt: str, keep: Keep
+    handle: dict[str, Any] | None, *, conversation: str, salt: str, keep: Keep, retains_alone: bool = False
 ) -> dict[str, Any] | None:
-    """`kv_transfer_params` of the decode leg; None without a handle.
+    """`kv_transfer_params` of the decode leg; None without a handle, unless decode retains all the same.
 
-    Decode must not get parameters without a handle: a stock engine pins the blocks of such a request for good.
+    Args:
+        handle: What prefill offers; None or empty if it offers nothing, or did not run.
+        conversation: Opaque key.
+        salt: Per-tenant secret.
+        keep: What becomes of the blocks.
+        retains_alone: The engine is one of ours: it retains what it computed itself, too. A stock engine must not get
+            parameters without a handle: it pins the blocks of such a request for good.
     """
-    if not handle:
+    if not handle and not (retains_alone and (keep.retain_s > 0 or keep.release)):
         return None
     return wire.decode_leg(
-        handle,
+        handle or {},
         conversation=conversation,
         salt=salt,
         retain_s=keep.retain_s,

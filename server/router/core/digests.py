@@ -32,10 +32,13 @@ class Chain:
     Attributes:
         prefixes: Shortest first; empty when the prompt is shorter than one step or has no usable shape.
         whole: Of the whole prompt, whatever its shape.
+        sizes: Characters of canonical JSON up to the end of each prefix, tools and template options left out: a measure
+            for a prompt's tokens.
     """
 
     prefixes: tuple[Digest, ...]
     whole: Digest
+    sizes: tuple[int, ...] = ()
 
 
 def chain(
@@ -57,10 +60,10 @@ def chain(
     """
     prompt = read_prompt(path, body, normalise=normalise)
     seed = _seed(prompt, scope) if after is None else after
-    prefixes = _roll(seed, prompt.steps)
+    prefixes, sizes = _roll(seed, prompt.steps)
     if prompt.rest is None and prefixes:
-        return Chain(prefixes, prefixes[-1])
-    return Chain(prefixes, _step(seed, canonical(prompt.rest)))
+        return Chain(prefixes, prefixes[-1], sizes)
+    return Chain(prefixes, _step(seed, canonical(prompt.rest)), sizes)
 
 
 def _seed(prompt: Prompt, scope: Scope) -> bytes:
@@ -68,13 +71,17 @@ def _seed(prompt: Prompt, scope: Scope) -> bytes:
     return hashlib.blake2b(canonical(identity), digest_size=16).digest()
 
 
-def _roll(seed: bytes, steps: Iterable[Any]) -> tuple[Digest, ...]:
+def _roll(seed: bytes, steps: Iterable[Any]) -> tuple[tuple[Digest, ...], tuple[int, ...]]:
     digests: list[Digest] = []
-    previous = seed
+    sizes: list[int] = []
+    previous, size = seed, 0
     for step in steps:
-        previous = _step(previous, canonical(step))
+        data = canonical(step)
+        previous = _step(previous, data)
+        size += len(data)
         digests.append(previous)
-    return tuple(digests)
+        sizes.append(size)
+    return tuple(digests), tuple(sizes)
 
 
 def _step(previous: bytes, data: bytes) -> Digest:

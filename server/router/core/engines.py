@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from bidikv_server.router.core.circuit import Circuit, CircuitRule, CircuitState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,6 +40,25 @@ class IndexInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine itself says of its load.
+
+    Attributes:
+        running: Requests in its batch.
+        waiting: Requests that it cannot run yet.
+        kv_usage: Share of its KV blocks that running requests hold, from 0 to 1; None if it does not say.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float | None = None
+
+
+_IDLE: Final = EngineLoad()
+_CAREFUL: Final = CircuitRule(failures=5, open_s=5.0)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSnapshot:
     """One engine at one moment.
 
@@ -50,6 +71,12 @@ class EngineSnapshot:
         draining: It is being emptied, on an operator's word or because it is leaving: what it holds may be read, and no
             new leg goes there.
         leaving: It was taken off the list of engines.
+        expected: Turns of this router that will come here once prefill has computed their prompt.
+        others: Requests of somebody else's, when the engine was last asked.
+        waiting: Requests that it could not run then.
+        kv_usage: Share of its KV blocks that running requests held then; None if it does not say.
+        backlog_tokens: Tokens that the legs in flight have to compute, as far as that was foreseen.
+        circuit: Whether its last legs ended well.
     """
 
     url: EngineUrl
@@ -59,11 +86,29 @@ class EngineSnapshot:
     indexes: tuple[IndexInfo, ...] = ()
     draining: bool = False
     leaving: bool = False
+    expected: int = 0
+    others: int = 0
+    waiting: int = 0
+    kv_usage: float | None = None
+    backlog_tokens: int = 0
+    circuit: CircuitState = CircuitState.CLOSED
 
     @property
     def takes_legs(self) -> bool:
         """A new leg may go there."""
         return self.healthy and not self.draining
+
+    @property
+    def trusted(self) -> bool:
+        """Its legs end well, or one of them may find out whether they do again."""
+        if self.circuit is CircuitState.HALF_OPEN:
+            return self.in_flight + self.expected == 0
+        return self.circuit is CircuitState.CLOSED
+
+    @property
+    def load(self) -> int:
+        """Requests that it has or is about to get."""
+        return self.in_flight + self.expected + self.others
 
 
 @dataclass(slots=True)
@@ -76,6 +121,11 @@ class _Engine:
     draining: bool = False
     leaving: bool = False
     idle_since_s: float | None = None
+    expected: int = 0
+    others: int = 0
+    said: EngineLoad = _IDLE
+    backlog_tokens: int = 0
+    circuit: Circuit = field(default_factory=Circuit)
 
 
 class EngineTable:
@@ -85,7 +135,12 @@ class EngineTable:
     """
 
     def __init__(
-        self, engines: Iterable[tuple[EngineUrl, Role]], *, probe_failures: int, linger_s: float = 0.0
+        self,
+        engines: Iterable[tuple[EngineUrl, Role]],
+        *,
+        probe_failures: int,
+        linger_s: float = 0.0,
+        circuit: CircuitRule = _CAREFUL,
     ) -> None:
         """Begin with these engines, all down.
 
@@ -93,10 +148,12 @@ class EngineTable:
             engines: URL and role of each; an engine may have both roles.
             probe_failures: Probes that must fail in a row to take an engine down.
             linger_s: How long a leaving decode engine that answers may still be read back from after its last leg.
+            circuit: When legs that fail keep others away.
         """
         self._engines = {(url, role): _Engine(role) for url, role in engines}
         self._probe_failures = probe_failures
         self._linger_s = linger_s
+        self._rule = circuit
 
     def snapshots(self, role: Role) -> tuple[EngineSnapshot, ...]:
         """All engines of one role, in the order in which they were listed. Changes nothing."""
@@ -109,6 +166,12 @@ class EngineTable:
                 engine.indexes,
                 engine.draining or engine.leaving,
                 engine.leaving,
+                engine.expected,
+                engine.others,
+                engine.said.waiting,
+                engine.said.kv_usage,
+                engine.backlog_tokens,
+                engine.circuit.state,
             )
             for (url, engine_role), engine in self._engines.items()
             if engine_role is role
@@ -144,6 +207,9 @@ class EngineTable:
         if engine is None:
             return False
         came_up = not engine.healthy
+        if came_up:
+            # It may well be another process, and what its address did before says nothing.
+            engine.circuit.reset()
         engine.healthy, engine.failures = True, 0
         if indexes is not None:
             engine.indexes = indexes
@@ -180,20 +246,56 @@ class EngineTable:
                 engine.draining = draining
         return tuple(found for role in Role for found in self.snapshots(role) if found.url == url)
 
-    def leg_started(self, url: EngineUrl, role: Role) -> None:
-        """Count a leg in. One that begins after its engine was forgotten holds a place for it again, as leaving."""
-        engine = self._engines.setdefault((url, role), _Engine(role, leaving=True))
-        engine.in_flight += 1
+    def load_said(self, url: EngineUrl, role: Role, load: EngineLoad) -> None:
+        """Note what an engine says of its load; what is above this router's own legs is somebody else's."""
+        engine = self._engines.get((url, role))
+        if engine is not None:
+            engine.said = load
+            engine.others = max(0, load.running + load.waiting - engine.in_flight)
 
-    def leg_ended(self, url: EngineUrl, role: Role) -> None:
-        """Count a leg out."""
-        self._engines[url, role].in_flight -= 1
+    def leg_started(self, url: EngineUrl, role: Role, tokens: int = 0) -> int:
+        """Count a leg in that will compute about so many tokens; returns those that are ahead of it.
+
+        One that begins after its engine was forgotten holds a place for it again, as leaving.
+        """
+        engine = self._held(url, role)
+        engine.in_flight += 1
+        ahead, engine.backlog_tokens = engine.backlog_tokens, engine.backlog_tokens + tokens
+        return ahead
+
+    def leg_ended(self, url: EngineUrl, role: Role, tokens: int = 0) -> None:
+        """Count a leg out, with the tokens it was counted in with."""
+        engine = self._engines[url, role]
+        engine.in_flight -= 1
+        engine.backlog_tokens -= tokens
+
+    def turn_expected(self, url: EngineUrl, change: int) -> None:
+        """Count turns that are on their way to a decode engine by way of prefill: 1 more, or -1."""
+        self._held(url, Role.DECODE).expected += change
+
+    def leg_succeeded(self, url: EngineUrl, role: Role) -> bool:
+        """Note a leg that ended well; whether that closed the engine's circuit."""
+        engine = self._engines.get((url, role))
+        return engine is not None and engine.circuit.succeeded()
+
+    def leg_failed(self, url: EngineUrl, role: Role, now_s: float) -> bool:
+        """Note a leg that failed through the engine's own fault; whether that opened its circuit."""
+        engine = self._engines.get((url, role))
+        return engine is not None and engine.circuit.failed(self._rule, now_s)
+
+    def advance(self, now_s: float) -> None:
+        """Let circuits that have been open long enough try a leg."""
+        for engine in self._engines.values():
+            engine.circuit.advance(now_s)
+
+    def _held(self, url: EngineUrl, role: Role) -> _Engine:
+        return self._engines.setdefault((url, role), _Engine(role, leaving=True))
 
     def _is_gone(self, engine: _Engine, now_s: float) -> bool:
         """Whether nothing is left of a leaving engine; its rest begins with the first sweep that finds it idle."""
         if not engine.leaving:
             return False
-        if engine.in_flight:
+        if engine.in_flight or engine.expected:
             engine.idle_since_s = None
             return False
         if engine.idle_since_s is None:
@@ -205,4 +307,5 @@ class EngineTable:
     def _take_down(engine: _Engine) -> bool:
         """A down engine has no indexes: it may come back as another incarnation with nothing retained."""
         was_up, engine.healthy, engine.indexes = engine.healthy, False, ()
+        engine.said, engine.others = _IDLE, 0
         return was_up

@@ -78,6 +78,9 @@ def _told(record: TurnRecord, now_s: float, wall_s: float) -> dict[str, Any]:
         "prefill": record.prefill,
         "decode": record.decode,
         "placement": record.placement,
+        "prefill_choice": record.prefill_choice,
+        "mode": record.mode,
+        "mode_reason": record.mode_reason,
         "ttft_s": round(record.ttft_s, 6),
     }
 

@@ -14,9 +14,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from bidikv_server.reasons import Reason
+from bidikv_server.router.core.choices import Mode, ModeReason, Placement, PrefillChoice
 from bidikv_server.router.core.keyed_order import KeyedOrder
 from bidikv_server.router.core.numbers import Numbers
-from bidikv_server.router.core.policy import Placement
 from bidikv_server.router.core.rings import Rings
 
 if TYPE_CHECKING:
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from bidikv_server.router.core.ids import ConversationKey, EngineUrl, Scope
     from bidikv_server.router.core.policy import RoutePlan
 
-_PACKED: Final = struct.Struct("<16s5iBBHHfd")
+_PACKED: Final = struct.Struct("<16s5iBBBBBHHfd")
 _REASONS: Final = tuple(Reason)
 _PLACEMENTS: Final = tuple(Placement)
+_PREFILL_CHOICES: Final = tuple(PrefillChoice)
+_MODES: Final = tuple(Mode)
+_MODE_REASONS: Final = tuple(ModeReason)
 _UNKNOWN: Final = 0xFFFF
 
 
@@ -50,6 +53,9 @@ class TurnRecord:
         decode: Engine that answered; None if it is not remembered.
         ttft_s: From the whole request to the first byte of the answer's body.
         at_s: When it ended well, on the caller's monotonic clock.
+        prefill_choice: Why the prompt was computed there.
+        mode: How it got its prompt's KV.
+        mode_reason: Why in that way.
     """
 
     turn: bytes
@@ -64,6 +70,9 @@ class TurnRecord:
     decode: EngineUrl | None
     ttft_s: float
     at_s: float
+    prefill_choice: PrefillChoice = PrefillChoice.NONE
+    mode: Mode = Mode.ALONE
+    mode_reason: ModeReason = ModeReason.ONLY_WAY
 
     @classmethod
     def of(
@@ -83,6 +92,9 @@ class TurnRecord:
             decode=plan.decode.url,
             ttft_s=ttft_s,
             at_s=at_s,
+            prefill_choice=plan.prefill_choice,
+            mode=plan.mode,
+            mode_reason=plan.mode_reason,
         )
 
 
@@ -246,6 +258,9 @@ class History:
             *(-1 if count is None else min(count, 2**31 - 1) for count in _counts(record)),
             _REASONS.index(record.reason),
             _PLACEMENTS.index(record.placement),
+            _PREFILL_CHOICES.index(record.prefill_choice),
+            _MODES.index(record.mode),
+            _MODE_REASONS.index(record.mode_reason),
             self._number(record.prefill),
             self._number(record.decode),
             record.ttft_s,
@@ -254,7 +269,19 @@ class History:
 
     def _unpack(self, packed: bytes) -> Iterator[TurnRecord]:
         engines = {number: url for url, number in self._engines.items()}
-        for turn, *counts, reason, placement, prefill, decode, ttft_s, at_s in _PACKED.iter_unpack(packed):
+        for (
+            turn,
+            *counts,
+            reason,
+            placement,
+            choice,
+            mode,
+            why,
+            prefill,
+            decode,
+            ttft_s,
+            at_s,
+        ) in _PACKED.iter_unpack(packed):
             prompt, remote, local, computed, diverged = (None if count < 0 else count for count in counts)
             yield TurnRecord(
                 turn=turn if any(turn) else b"",
@@ -269,6 +296,9 @@ class History:
                 decode=engines[decode],
                 ttft_s=ttft_s,
                 at_s=at_s,
+                prefill_choice=_PREFILL_CHOICES[choice],
+                mode=_MODES[mode],
+                mode_reason=_MODE_REASONS[why],
             )
 
     def _number(self, engine: EngineUrl | None) -> int:

@@ -1,35 +1,38 @@
-"""Where a turn runs and what it may read back: a pure function of the request's place and the engines' snapshots."""
+"""Where a turn runs, how it gets its prompt's KV and what it may read back: a pure function of what is known now.
+
+What is possible is worked out here; what is best of that, policies say (`choices`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
 
 from bidikv_server.reasons import Reason
+from bidikv_server.router.core import decode_policies, mode_policies, prefill_policies
+from bidikv_server.router.core.choices import DecodeView, Mode, ModeReason, Placement, PrefillChoice
 from bidikv_server.router.core.engines import EngineSnapshot, Role
+from bidikv_server.router.core.forecast import lies_on, mode_view, prefill_option, tokens_to_fetch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bidikv.headers import TurnHeader
+    from bidikv_server.router.core.choices import DecodePolicy, ModePolicy, PrefillOption, PrefillPolicy
     from bidikv_server.router.core.conversations import Holder, Match
+    from bidikv_server.router.core.forecast import Known
     from bidikv_server.router.core.ids import EngineUrl
 
-
-class Placement(StrEnum):
-    """Why a turn is decoded where it is."""
-
-    HOME = "home"
-    """Its conversation lives there."""
-    LEAST_LOADED = "least_loaded"
-    """Its conversation lives nowhere yet."""
-    DRAINING = "draining"
-    """Its conversation's engine is being emptied: it is read back from there and lives elsewhere from now on."""
-    KEPT_RESPONSE = "kept_response"
-    """It goes on from an earlier response, and that engine keeps it."""
-    ENGINE_LOST = "engine_lost"
-    """Its conversation's engine is down, or failed this turn."""
+__all__ = [
+    "Excluded",
+    "Keep",
+    "NoHealthyEngine",
+    "Placement",
+    "Policies",
+    "Retention",
+    "RoutePlan",
+    "plan_route",
+]
 
 
 class NoHealthyEngine(Exception):  # noqa: N818
@@ -42,10 +45,44 @@ class NoHealthyEngine(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """Engines that already failed this turn."""
+    """Engines that this turn has tried in vain.
+
+    Attributes:
+        prefill: Prefill engines that failed it.
+        decode: Decode engines that failed it.
+        refused: Engines that refused it for now.
+    """
 
     prefill: frozenset[EngineUrl] = field(default=frozenset())
     decode: frozenset[EngineUrl] = field(default=frozenset())
+    refused: frozenset[tuple[Role, EngineUrl]] = field(default=frozenset())
+
+    def failed(self, role: Role, url: EngineUrl) -> Excluded:
+        """With one more that failed."""
+        if role is Role.PREFILL:
+            return replace(self, prefill=self.prefill | {url})
+        return replace(self, decode=self.decode | {url})
+
+    def refusing(self, role: Role, url: EngineUrl) -> Excluded:
+        """With one more that refused."""
+        return replace(self, refused=self.refused | {(role, url)})
+
+    def takes(self, engine: EngineSnapshot) -> bool:
+        """Whether an engine may still be tried."""
+        failed = self.prefill if engine.role is Role.PREFILL else self.decode
+        return engine.url not in failed and (engine.role, engine.url) not in self.refused
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """What chooses among the possible."""
+
+    decode: DecodePolicy = field(default_factory=decode_policies.Sticky)
+    prefill: PrefillPolicy = prefill_policies.cached_prefix
+    mode: ModePolicy = mode_policies.readback
+
+
+_DEFAULT: Final = Policies()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +95,13 @@ class RoutePlan:
         sources: Retention indexes that prefill asks, best first.
         reason: The turn's outcome if it is decided here; None leaves it to prefill's lookup.
         placement: Why it is decoded there.
+        prefill_choice: Why the prompt is computed there.
+        mode: How the turn gets its prompt's KV.
+        mode_reason: Why in that way.
+        prefill_tokens: About how many tokens the prefill leg will compute; 0 if that is not known.
+        decode_tokens: About how many the decode leg has to fetch, or alone to compute; None if that is not known.
+        prompt_tokens: About how long the prompt is; None if that is not known.
+        cached_tokens: About how much of it prefill has cached.
     """
 
     decode: EngineSnapshot
@@ -65,6 +109,13 @@ class RoutePlan:
     sources: tuple[str, ...]
     reason: Reason | None
     placement: Placement
+    prefill_choice: PrefillChoice = PrefillChoice.NONE
+    mode: Mode = Mode.ALONE
+    mode_reason: ModeReason = ModeReason.ONLY_WAY
+    prefill_tokens: int = 0
+    decode_tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,64 +160,117 @@ def plan_route(
     alone: Reason | None = None,
     prefill_required: bool = False,
     excluded: Excluded | None = None,
+    policies: Policies = _DEFAULT,
+    known: Known | None = None,
 ) -> RoutePlan:
-    """Choose engines and readback sources for one attempt.
+    """Choose engines, mode and readback sources for one attempt.
 
     Args:
         match: The request's place among the known turns.
         engines: All engines.
         barred: Why this request may read nothing back; None lets prefill look.
         alone: Why decode must do without prefill; None hands the prompt to prefill.
-        prefill_required: Fail rather than run on decode alone when no prefill engine is up.
+        prefill_required: Fail rather than run on decode alone.
         excluded: Engines to leave out.
+        policies: What chooses among the possible.
+        known: What was learnt so far.
 
     Raises:
         NoHealthyEngine: Nothing can serve the turn.
     """
     excluded = excluded or Excluded()
-    decode, placement = _choose_decode(match, engines, excluded)
+    decode, placement = _choose_decode(match, engines, excluded, policies.decode)
+    held = lies_on(decode, match)
+    plan = RoutePlan(
+        decode,
+        None,
+        (),
+        alone,
+        placement,
+        decode_tokens=tokens_to_fetch(known, held=held),
+        prompt_tokens=known.prompt.tokens if known is not None and known.prompt is not None else None,
+    )
     if alone is not None:
-        return RoutePlan(decode, None, (), alone, placement)
-    prefill = _available(engines, Role.PREFILL, excluded.prefill)
-    if not prefill and prefill_required:
+        return plan
+    options = _available(engines, Role.PREFILL, excluded, at_any_rate=prefill_required)
+    if not options and prefill_required:
         raise NoHealthyEngine(Role.PREFILL)
-    if not prefill:
-        return RoutePlan(decode, None, (), barred or Reason.NO_PREFILL, placement)
+    if not options:
+        return replace(plan, reason=barred or Reason.NO_PREFILL)
     sources, reason = _sources(match, engines, barred)
-    return RoutePlan(decode, _least_loaded(prefill), sources, reason, placement)
+    option, choice = policies.prefill(tuple(prefill_option(engine, known, sources) for engine in options))
+    plan = replace(
+        plan,
+        prefill=option.engine,
+        sources=sources,
+        reason=reason,
+        prefill_choice=choice,
+        mode=Mode.READBACK if sources else Mode.RECOMPUTE,
+        prefill_tokens=option.computed_tokens,
+        cached_tokens=option.cached_tokens,
+    )
+    if not sources:
+        return plan
+    mode, why = policies.mode(mode_view(option, decode, known, may_run_alone=held and not prefill_required))
+    if mode is Mode.ALONE and prefill_required:
+        return plan
+    return _in_mode(plan, option, mode, why)
+
+
+def _in_mode(plan: RoutePlan, option: PrefillOption, mode: Mode, why: ModeReason) -> RoutePlan:
+    plan = replace(plan, mode=mode, mode_reason=why)
+    if mode is Mode.ALONE:
+        return replace(
+            plan,
+            prefill=None,
+            prefill_choice=PrefillChoice.NONE,
+            prefill_tokens=0,
+            sources=(),
+            reason=Reason.DECODE_CHEAPER,
+        )
+    if mode is Mode.RECOMPUTE:
+        computed = option.computed_tokens + option.pulled_tokens
+        return replace(plan, prefill_tokens=computed, sources=(), reason=Reason.RECOMPUTE_CHEAPER)
+    return plan
 
 
 def _available(
-    engines: Sequence[EngineSnapshot], role: Role, excluded: frozenset[EngineUrl]
+    engines: Sequence[EngineSnapshot], role: Role, excluded: Excluded, *, at_any_rate: bool
 ) -> list[EngineSnapshot]:
-    return [e for e in engines if e.role is role and e.takes_legs and e.url not in excluded]
+    """Engines of a role that may be tried; those whose circuit is open only if there is no other way."""
+    takers = [e for e in engines if e.role is role and e.takes_legs and excluded.takes(e)]
+    trusted = [e for e in takers if e.trusted]
+    return trusted or (takers if at_any_rate else [])
 
 
 def _choose_decode(
-    match: Match, engines: Sequence[EngineSnapshot], excluded: Excluded
+    match: Match, engines: Sequence[EngineSnapshot], excluded: Excluded, policy: DecodePolicy
 ) -> tuple[EngineSnapshot, Placement]:
-    """The conversation's own engine, else the least loaded one.
-
-    A fork only prefers its origin's engine among equals: it can read back from there anyway, and a popular origin
-    would otherwise gather every fork on one engine.
-    """
-    candidates = _available(engines, Role.DECODE, excluded.decode)
+    candidates = _available(engines, Role.DECODE, excluded, at_any_rate=True)
     if not candidates:
         raise NoHealthyEngine(Role.DECODE)
     home = match.home.holder.engine if match.home is not None else None
-    for engine in candidates:
-        if engine.url == home:
-            return engine, Placement.HOME
-    chosen = _least_loaded(candidates, prefer=match.source.holder.engine if match.source else None)
-    if home is None:
-        return chosen, Placement.LEAST_LOADED
-    draining = any(e.role is Role.DECODE and e.url == home and e.healthy and e.draining for e in engines)
-    return chosen, Placement.DRAINING if draining else Placement.ENGINE_LOST
+    view = DecodeView(
+        candidates=tuple(candidates),
+        home=home,
+        absent=_absence(home, engines, excluded)
+        if home is not None and all(engine.url != home for engine in candidates)
+        else None,
+        origin=match.source.holder.engine if match.source else None,
+    )
+    return policy(view)
 
 
-def _least_loaded(engines: Sequence[EngineSnapshot], prefer: EngineUrl | None = None) -> EngineSnapshot:
-    """Fewest legs in flight; ties go to the preferred one, then to the first configured."""
-    return min(engines, key=lambda engine: (engine.in_flight, engine.url != prefer))
+def _absence(home: EngineUrl, engines: Sequence[EngineSnapshot], excluded: Excluded) -> Placement:
+    """Why a home may not be chosen."""
+    engine = next((e for e in engines if e.role is Role.DECODE and e.url == home), None)
+    if engine is None or not engine.healthy:
+        return Placement.ENGINE_LOST
+    if engine.draining:
+        return Placement.DRAINING
+    if (Role.DECODE, home) in excluded.refused:
+        return Placement.REFUSED
+    return Placement.ENGINE_LOST if home in excluded.decode else Placement.CIRCUIT_OPEN
 
 
 def _sources(

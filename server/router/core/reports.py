@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bidikv.headers import ReuseHeader
+    from bidikv_server.router.core.choices import Mode, ModeReason, Placement, PrefillChoice
     from bidikv_server.router.core.engines import Role
     from bidikv_server.router.core.ids import ConversationKey, EngineUrl
-    from bidikv_server.router.core.policy import Placement
 
 OK: Final = "ok"
 """Outcome of a turn that ended cleanly, and of such a leg."""
@@ -54,6 +54,9 @@ class TurnReport:
         identity: Convention that named the conversation.
         reuse: What became of the prompt.
         placement: Why it was decoded where it was.
+        prefill_choice: Why the prompt was computed where it was.
+        mode: How it got its prompt's KV.
+        mode_reason: Why in that way.
         prefill: Engine that computed the prompt; None when decode did it alone.
         decode: Engine that answered.
         ttft_s: From the whole request to the first byte of the answer's body.
@@ -75,6 +78,9 @@ class TurnReport:
     identity: str | None = None
     reuse: ReuseHeader | None = None
     placement: Placement | None = None
+    prefill_choice: PrefillChoice | None = None
+    mode: Mode | None = None
+    mode_reason: ModeReason | None = None
     prefill: EngineUrl | None = None
     decode: EngineUrl | None = None
     ttft_s: float | None = None
@@ -110,7 +116,9 @@ def _named(report: TurnReport) -> Iterator[tuple[str, Any]]:
         yield "local_tokens", reuse.local_tokens
         yield "computed_tokens", reuse.computed_tokens
         yield "diverged_at_token", reuse.diverged_at_token
-    yield "placement", str(report.placement) if report.placement is not None else None
+    for name in ("placement", "prefill_choice", "mode", "mode_reason"):
+        choice = getattr(report, name)
+        yield name, str(choice) if choice is not None else None
     yield "prefill", report.prefill
     yield "decode", report.decode
     yield "ttft_s", _rounded(report.ttft_s)

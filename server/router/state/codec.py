@@ -14,13 +14,13 @@ import struct
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from bidikv_server.reasons import Reason
+from bidikv_server.router.core.choices import Mode, ModeReason, Placement, PrefillChoice
 from bidikv_server.router.core.conversations import NAMELESS, Holder, Match, Turn
 from bidikv_server.router.core.digests import Digest
 from bidikv_server.router.core.engines import IndexInfo
 from bidikv_server.router.core.history import Known, TurnRecord
 from bidikv_server.router.core.ids import ConversationKey, EngineUrl, fingerprint
 from bidikv_server.router.core.kept import Kept
-from bidikv_server.router.core.policy import Placement
 
 if TYPE_CHECKING:
     from bidikv_server.router.core.digests import Chain
@@ -192,6 +192,9 @@ def write_told(scope: Scope, record: TurnRecord) -> bytes:
         record.decode,
         round(record.ttft_s, 6),
         record.at_s,
+        record.prefill_choice,
+        record.mode,
+        record.mode_reason,
     ]
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -254,10 +257,10 @@ def _holder(name: Any, data: bytes) -> Holder:
 
 
 def _told(fields: list[Any]) -> tuple[str, str, TurnRecord]:
-    if len(fields) != 14:
+    if len(fields) != 17:
         raise BadValue("record of another shape")
     tenant, model, turn, reason, placement, prompt, remote, local, computed, diverged = fields[:10]
-    prefill, decode, ttft_s, at_s = fields[10:]
+    prefill, decode, ttft_s, at_s, choice, mode, why = fields[10:]
     try:
         record = TurnRecord(
             turn=bytes.fromhex(expect(turn, str)),
@@ -272,6 +275,9 @@ def _told(fields: list[Any]) -> tuple[str, str, TurnRecord]:
             decode=EngineUrl(decode) if _optional(decode, str) is not None else None,
             ttft_s=_finite(ttft_s),
             at_s=_finite(at_s),
+            prefill_choice=PrefillChoice(choice),
+            mode=Mode(mode),
+            mode_reason=ModeReason(why),
         )
     except ValueError as error:
         raise BadValue("record with an unknown word") from error

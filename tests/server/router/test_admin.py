@@ -152,10 +152,11 @@ async def test_explain(start):
     assert last == {
         "turn": two["turn"], "reason": "hit_diverged", "prompt_tokens": 100, "remote_tokens": 64, "local_tokens": 16,
         "computed_tokens": 20, "diverged_at_token": 1234, "prefill": cluster.urls["prefill-0"],
-        "decode": cluster.urls["decode-0"], "placement": "home",
+        "decode": cluster.urls["decode-0"], "placement": "home", "prefill_choice": "only", "mode": "readback", "mode_reason": "fixed",
     }  # fmt: skip
     assert before["turn"] == one["turn"]
     assert (alone["reason"], alone["prefill"], alone["prompt_tokens"]) == ("unsupported", None, None)
+    assert (alone["prefill_choice"], alone["mode"], alone["mode_reason"]) == ("none", "alone", "only_way")
 
 
 async def test_what_is_not_a_turn_is_not_told(start):

@@ -35,6 +35,24 @@ def test_parse(text, found):
 
 
 @pytest.mark.anyio
+async def test_load_is_learnt_from_probes(start):
+    """Both roles say how busy they are; an engine that was down is told of as soon as it answers."""
+    came_up = []
+    cluster = await start()
+    for engine in (cluster.prefill[0], cluster.decode[0]):
+        engine.index_lines += 'vllm:num_requests_running{engine="0"} 3.0\n'
+    cluster.app._prober._came_up = lambda url, _now_s: came_up.append(url)
+    await cluster.probe()
+    assert [cluster.app.engines.snapshots(role)[0].others for role in Role] == [3, 3]
+    assert came_up == []
+    cluster.decode[0].healthy = False
+    await cluster.probe()
+    cluster.decode[0].healthy = True
+    await cluster.probe()
+    assert came_up == [cluster.urls["decode-0"]]
+
+
+@pytest.mark.anyio
 async def test_probing_goes_on(start):
     """An engine that comes up, goes down and is replaced is noticed without any request."""
     cluster = await start(probe_interval_s=0.02)

@@ -222,3 +222,41 @@ async def test_an_application_that_ends_is_closed():
         async with serving(app, lifespan="on"):
             assert app._queue.phase is Phase.SERVING
         assert app._queue.phase is Phase.STOPPING
+
+
+async def test_a_flooding_tenant_does_not_starve_another(start):
+    """A tenant's turn runs before the many of another that have waited longer, and takes a place in a full queue."""
+    keys = {"sk-flood": "flood", "sk-quiet": "quiet"}
+    cluster = await start(max_in_flight=1, max_queue=3, api_keys=keys)
+    cluster.decode[0].gate = asyncio.Event()
+
+    def chat(content, tenant):
+        return asyncio.ensure_future(cluster.chat(content, headers={"authorization": f"Bearer sk-{tenant}"}))
+
+    flood = [chat("flood 0", "flood")]
+    await eventually(lambda: cluster.decode[0].answered)
+    for number in range(1, 4):
+        flood.append(chat(f"flood {number}", "flood"))
+        await eventually(lambda number=number: waiting(cluster) == number)
+    quiet = chat("quiet", "quiet")
+    refused = await flood[3]
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert refused.json()["error"]["code"] == "too_many_turns"
+    cluster.decode[0].gate.set()
+    assert [(await turn).status_code for turn in (*flood[:3], quiet)] == [200] * 4
+    contents = [leg.body["messages"][0]["content"] for leg in cluster.decode[0].answered]
+    assert contents == ["flood 0", "quiet", "flood 1", "flood 2"]
+    assert not cluster.app._queue._displaced
+
+
+async def test_a_tenants_own_limit(start):
+    """A tenant's turns beyond its limit wait, and another tenant's run beside them."""
+    cluster = await start(max_in_flight_per_tenant=1)
+    cluster.decode[0].gate = asyncio.Event()
+    turns = [
+        asyncio.ensure_future(cluster.chat(name, headers={"authorization": name})) for name in ("a", "a", "b")
+    ]
+    await eventually(lambda: len(cluster.decode[0].answered) == 2 and waiting(cluster) == 1)
+    assert sorted(leg.body["messages"][0]["content"] for leg in cluster.decode[0].answered) == ["a", "b"]
+    cluster.decode[0].gate.set()
+    assert [(await turn).status_code for turn in turns] == [200] * 3

@@ -177,8 +177,22 @@ async def test_prefill_fails_over(start, failure):
 
 
 async def test_prefill_falls_back_to_decode(start):
-    """Without any prefill engine left, decode answers alone and keeps earlier turns in place."""
+    """Without any prefill engine left, decode answers alone, retains the turn, and it can be read back next time."""
     cluster = await start()
+    await cluster.chat("hi", headers=SESSION)
+    cluster.prefill[0].failures.append(Failure(500))
+    answer = await cluster.chat("hi", "Hello", "more", headers=SESSION)
+    assert (answer.status_code, reuse(answer).reason) == (200, "no_prefill")
+    first, alone = cluster.decode[0].answered
+    assert alone.params == {"bidikv": first.ours}
+    assert [turn.depth for turn in cluster.app.table.turns(answer.headers["x-bidikv-session"])] == [1, 3]
+
+
+async def test_a_stock_engine_retains_nothing_alone(start):
+    """Without prefill a stock decode engine gets no transfer parameters, and earlier turns stay in place."""
+    cluster = await start()
+    cluster.decode[0].index_lines = ""
+    await cluster.probe()
     await cluster.chat("hi", headers=SESSION)
     cluster.prefill[0].failures.append(Failure(500))
     answer = await cluster.chat("hi", "Hello", "more", headers=SESSION)
@@ -199,7 +213,7 @@ async def test_prefill_without_fallback(start):
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-@pytest.mark.parametrize("status", [400, 404, 429])
+@pytest.mark.parametrize("status", [400, 404, 422])
 async def test_engines_refusal_is_relayed(start, role, status):
     """An engine's verdict on the request reaches the client untouched and is not retried."""
     cluster = await start(prefill=2, decode=2)
@@ -261,7 +275,7 @@ async def test_failed_pull_is_recomputed(start):
     answer = await cluster.chat("hi")
     assert answer.status_code == 200
     assert reuse(answer).reason == "transfer_failed"
-    assert cluster.decode[0].answered[1].params is None
+    assert set(cluster.decode[0].answered[1].params) == {"bidikv"}
 
 
 async def test_broken_decode_answers_for_itself(start):

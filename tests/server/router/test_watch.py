@@ -80,7 +80,7 @@ async def test_a_turn(start, lines):
         "level": "info", "logger": TURN, "message": "turn", "request_id": "req-1", "path": "/v1/chat/completions",
         "outcome": "ok", "status": 200, "conversation": answer.headers["x-bidikv-session"], "tenant": "team",
         "model": "m", "identity": "x_session_id", "reason": "hit", "prompt_tokens": 100, "remote_tokens": 64,
-        "local_tokens": 16, "computed_tokens": 20, "placement": "home", "prefill": cluster.urls["prefill-0"],
+        "local_tokens": 16, "computed_tokens": 20, "placement": "home", "prefill_choice": "only", "mode": "readback", "mode_reason": "fixed", "prefill": cluster.urls["prefill-0"],
         "decode": cluster.urls["decode-0"],
     }  # fmt: skip
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bidikv_server.connector.core.costs import ENOUGH, HALF_LIFE_S, CostLine, CostModel
+from bidikv_server.connector.core.costs import CostModel
+from bidikv_server.cost_line import ENOUGH, HALF_LIFE_S, CostLine
 
 seconds = st.floats(0.0, 1.0)
 

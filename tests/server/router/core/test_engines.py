@@ -4,7 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from bidikv_server.router.core.engines import EngineTable, IndexInfo, Role
+from bidikv_server.router.core.circuit import CircuitRule
+from bidikv_server.router.core.engines import EngineLoad, EngineTable, IndexInfo, Role
 from bidikv_server.router.core.ids import EngineUrl
 
 URL = EngineUrl("http://d")
@@ -230,3 +231,41 @@ class EnginesAgainstModel(RuleBasedStateMachine):
 
 TestEnginesAgainstModel = EnginesAgainstModel.TestCase
 TestEnginesAgainstModel.settings = settings(max_examples=60, deadline=None)
+
+
+def test_backlog():
+    """A leg learns what is ahead of it, and takes its own tokens away again."""
+    engines = EngineTable([(URL, Role.PREFILL)], probe_failures=1)
+    assert [engines.leg_started(URL, Role.PREFILL, tokens) for tokens in (100, 50)] == [0, 100]
+    engines.leg_ended(URL, Role.PREFILL, 100)
+    assert engines.leg_started(URL, Role.PREFILL, 1) == 50
+
+
+def test_what_an_engine_says_of_its_load():
+    """What is above this router's own legs is somebody else's; turns on their way here count, and a down engine has nothing."""
+    engines = EngineTable([(URL, Role.DECODE)], probe_failures=1)
+    engines.leg_started(URL, Role.DECODE)
+    engines.turn_expected(URL, 1)
+    engines.load_said(URL, Role.DECODE, EngineLoad(running=4, waiting=2, kv_usage=0.5))
+    (said,) = engines.snapshots(Role.DECODE)
+    assert (said.others, said.load, said.waiting, said.kv_usage) == (5, 7, 2, 0.5)
+    engines.connect_failed(URL, Role.DECODE)
+    (said,) = engines.snapshots(Role.DECODE)
+    assert (said.load, said.waiting, said.kv_usage) == (2, 0, None)
+
+
+def test_circuit():
+    """It belongs to an engine in one role, opens and half-opens with time, and starts anew when the engine does."""
+    engines = EngineTable(
+        [(URL, Role.DECODE), (URL, Role.PREFILL)], probe_failures=1, circuit=CircuitRule(2, 5.0)
+    )
+    assert [engines.leg_failed(URL, Role.DECODE, 0.0) for _ in range(2)] == [False, True]
+    assert [engines.snapshots(role)[0].trusted for role in (Role.PREFILL, Role.DECODE)] == [True, False]
+    engines.advance(5.0)
+    assert engines.snapshots(Role.DECODE)[0].trusted
+    assert engines.leg_succeeded(URL, Role.DECODE)
+    for _ in range(2):
+        engines.leg_failed(URL, Role.DECODE, 6.0)
+    engines.connect_failed(URL, Role.DECODE)
+    engines.probe_passed(URL, Role.DECODE, INDEX)
+    assert engines.snapshots(Role.DECODE)[0].trusted

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bidikv_server.reasons import Reason
+from bidikv_server.router.core.choices import Placement
 from bidikv_server.router.core.history import History, TurnRecord
 from bidikv_server.router.core.ids import ConversationKey, EngineUrl, Scope, fingerprint
-from bidikv_server.router.core.policy import Placement
 
 RECORD = TurnRecord(
     turn=b"0123456789abcdef",

@@ -4,19 +4,25 @@ import pytest
 
 from bidikv.headers import TurnHeader
 from bidikv_server.reasons import Reason
+from bidikv_server.router.core.choices import Mode, ModeReason, Placement, PrefillChoice
+from bidikv_server.router.core.circuit import CircuitState
 from bidikv_server.router.core.conversations import Holder, Match, Turn
 from bidikv_server.router.core.digests import Digest
 from bidikv_server.router.core.engines import EngineSnapshot, IndexInfo, Role
+from bidikv_server.router.core.forecast import Known
 from bidikv_server.router.core.ids import ConversationKey, EngineUrl
-from bidikv_server.router.core.policy import Excluded, NoHealthyEngine, Placement, Retention, plan_route
+from bidikv_server.router.core.leg_costs import LegCosts
+from bidikv_server.router.core.mode_policies import Cheapest
+from bidikv_server.router.core.policy import Excluded, NoHealthyEngine, Policies, Retention, plan_route
+from bidikv_server.router.core.prefixes import Prompt
 
 INDEX = (IndexInfo("i", "h:1"), IndexInfo("j", "h:2"))
 NEW = Match(ConversationKey("k"), Digest(b"x"), 1)
 
 
-def engine(url, role, *, healthy=True, in_flight=0, indexes=INDEX, draining=False):
+def engine(url, role, *, healthy=True, indexes=INDEX, **fields):
     indexes = indexes if role is Role.DECODE else ()
-    return EngineSnapshot(EngineUrl(url), role, healthy, in_flight, indexes, draining)
+    return EngineSnapshot(EngineUrl(url), role, healthy, indexes=indexes, **fields)
 
 
 def prefill(url="p", **fields):
@@ -169,3 +175,90 @@ def test_retention(header, readback, seconds):
     assert keep.retain_s == seconds
     assert keep.protect == (seconds > 0 and (header.retain_s is not None or bool(header.wait_s)))
     assert keep.release == (readback and header.final)
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_open_circuits(required):
+    """An engine whose circuit is open is left out while there is another way, and taken while there is none."""
+    broken = {"circuit": CircuitState.OPEN}
+    plan = plan_route(known(), [prefill(), prefill("q", **broken), decode("d", **broken), decode("e")])
+    assert (plan.decode.url, plan.placement, plan.prefill.url) == ("e", Placement.CIRCUIT_OPEN, "p")
+    assert plan.sources == ("h:1", "h:2")
+    plan = plan_route(known(), [prefill(**broken), decode("d", **broken)], prefill_required=required)
+    assert (plan.decode.url, plan.placement) == ("d", Placement.HOME)
+    assert plan.prefill is None if not required else plan.prefill.url == "p"
+
+
+def test_one_leg_tries():
+    """An engine that is half open gets a leg only while it has none."""
+    trying = {"circuit": CircuitState.HALF_OPEN}
+    assert plan_route(known(), [prefill(), decode("d", **trying), decode("e")]).decode.url == "d"
+    plan = plan_route(known(), [prefill(), decode("d", in_flight=1, **trying), decode("e")])
+    assert (plan.decode.url, plan.placement) == ("e", Placement.CIRCUIT_OPEN)
+
+
+def test_refused():
+    """A turn that its engine refused for now goes elsewhere, reads back from there, and says so."""
+    excluded = Excluded().refusing(Role.DECODE, EngineUrl("d"))
+    plan = plan_route(known(), [prefill(), decode("d"), decode("e")], excluded=excluded)
+    assert (plan.decode.url, plan.placement, plan.sources) == ("e", Placement.REFUSED, ("h:1", "h:2"))
+    excluded = Excluded().refusing(Role.PREFILL, EngineUrl("p"))
+    plan = plan_route(known(), [prefill(), prefill("q"), decode()], excluded=excluded)
+    assert (plan.prefill.url, plan.prefill_choice) == ("q", PrefillChoice.ONLY)
+
+
+def alone(_view):
+    return Mode.ALONE, ModeReason.CHEAPER
+
+
+def recompute(_view):
+    return Mode.RECOMPUTE, ModeReason.CHEAPER
+
+
+def test_modes():
+    """The policy decides where there is a choice, and only there."""
+    engines = [prefill(), decode()]
+    plan = plan_route(known(), engines)
+    assert (plan.mode, plan.mode_reason) == (Mode.READBACK, ModeReason.FIXED)
+    plan = plan_route(known(), engines, policies=Policies(mode=alone))
+    assert (plan.prefill, plan.sources, plan.reason) == (None, (), Reason.DECODE_CHEAPER)
+    assert (plan.mode, plan.prefill_choice) == (Mode.ALONE, PrefillChoice.NONE)
+    plan = plan_route(known(), engines, policies=Policies(mode=alone), prefill_required=True)
+    assert (plan.prefill.url, plan.reason, plan.mode) == ("p", None, Mode.READBACK)
+    plan = plan_route(known(), engines, policies=Policies(mode=recompute))
+    assert (plan.prefill.url, plan.sources, plan.reason) == ("p", (), Reason.RECOMPUTE_CHEAPER)
+    for match, barred in ((NEW, None), (known(), Reason.READBACK_OFF)):
+        plan = plan_route(match, engines, policies=Policies(mode=alone), barred=barred)
+        assert (plan.mode, plan.mode_reason) == (Mode.RECOMPUTE, ModeReason.ONLY_WAY)
+        assert plan.prefill.url == "p"
+
+
+def learnt():
+    """Costs of `p` and `d`: computing takes 1 ms a token, pulling a tenth of that, handing over next to nothing."""
+    costs = LegCosts()
+    for tokens in (1000, 2000, 3000, 4000, 5000):
+        costs.prefilled(EngineUrl("p"), ahead=0, computed=tokens, pulled=0, seconds=tokens / 1e3, now_s=0.0)
+        costs.prefilled(
+            EngineUrl("p"), ahead=0, computed=0, pulled=tokens, seconds=0.1 + tokens / 1e4, now_s=0.0
+        )
+        costs.handed_over(EngineUrl("d"), tokens=tokens, seconds=0.02 + tokens / 1e6, now_s=0.0)
+    return costs
+
+
+@pytest.mark.parametrize(
+    ("prompt", "match", "mode"),
+    [
+        (Prompt(4000, 100, {}, 5.0), known(), Mode.ALONE),
+        (Prompt(4000, 100, {}, 500.0), known(), Mode.READBACK),
+        (Prompt(4000, 1000, {}, 5.0), known(), Mode.READBACK),
+        (Prompt(4000, 50, {EngineUrl("p"): 3940}, 500.0), known(), Mode.RECOMPUTE),
+        (Prompt(4000, 100, {}, 5.0), known(turn("e")), Mode.READBACK),
+        (None, known(), Mode.READBACK),
+    ],
+)
+def test_the_cheapest(prompt, match, mode):
+    """By measured costs; alone only where decode itself holds the beginning, and not for long."""
+    engines = [prefill(), decode(), decode("e", draining=True)]
+    policies = Policies(mode=Cheapest())
+    plan = plan_route(match, engines, policies=policies, known=Known(learnt(), 0.0, prompt))
+    assert plan.mode is mode

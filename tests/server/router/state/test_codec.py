@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bidikv_server.reasons import Reason
+from bidikv_server.router.core.choices import Mode, ModeReason, Placement, PrefillChoice
 from bidikv_server.router.core.conversations import Holder
 from bidikv_server.router.core.engines import IndexInfo
 from bidikv_server.router.core.history import TurnRecord
 from bidikv_server.router.core.ids import ConversationKey, EngineUrl, Scope
-from bidikv_server.router.core.policy import Placement
 from bidikv_server.router.state.codec import (
     BadValue,
     Reader,
@@ -38,6 +38,9 @@ RECORDS = st.builds(
     decode=st.none() | st.text().map(EngineUrl),
     ttft_s=st.integers(0, 10**9).map(lambda number: number / 1e6),
     at_s=st.floats(0, 1e10),
+    prefill_choice=st.sampled_from(PrefillChoice),
+    mode=st.sampled_from(Mode),
+    mode_reason=st.sampled_from(ModeReason),
 )
 
 

@@ -1,0 +1,79 @@
+"""What legs take on each engine, learnt from those that ran: the seconds to the answer's first byte of every way to run a turn.
+
+Four straight lines over tokens (`cost_line`): a prefill engine's legs that pulled nothing, and those that pulled; a decode
+engine's legs after prefill, and those without. A leg also waits for what the legs before it have to compute, so a
+prefill leg's tokens are its own and those ahead of it. Times are seconds on the caller's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from bidikv_server.cost_line import CostLine
+
+if TYPE_CHECKING:
+    from bidikv_server.router.core.ids import EngineUrl
+
+
+class LegCosts:
+    """Of all engines of one router."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._computing: defaultdict[EngineUrl, CostLine] = defaultdict(CostLine)
+        self._pulling: defaultdict[EngineUrl, CostLine] = defaultdict(CostLine)
+        self._handed: defaultdict[EngineUrl, CostLine] = defaultdict(CostLine)
+        self._alone: defaultdict[EngineUrl, CostLine] = defaultdict(CostLine)
+
+    def prefilled(
+        self, engine: EngineUrl, *, ahead: int, computed: int, pulled: int, seconds: float, now_s: float
+    ) -> None:
+        """A prefill leg ended well.
+
+        Args:
+            engine: Where it ran.
+            ahead: Tokens that were to be computed there before its own.
+            computed: Tokens that it computed.
+            pulled: Tokens that it read back.
+            seconds: From sending it to its answer.
+            now_s: Now.
+        """
+        lines = self._pulling if pulled else self._computing
+        lines[engine].observe(ahead + computed + pulled, seconds, now_s)
+
+    def handed_over(self, engine: EngineUrl, *, tokens: int, seconds: float, now_s: float) -> None:
+        """A streamed decode leg after prefill gave its first byte; `tokens` is what it had to fetch."""
+        self._handed[engine].observe(tokens, seconds, now_s)
+
+    def ran_alone(self, engine: EngineUrl, *, tokens: int, seconds: float, now_s: float) -> None:
+        """A streamed decode leg without prefill gave its first byte; `tokens` is what it had to compute."""
+        self._alone[engine].observe(tokens, seconds, now_s)
+
+    def prefill_s(
+        self, engine: EngineUrl, *, ahead: int, computed: int, pulled: int, now_s: float
+    ) -> float | None:
+        """How long a prefill leg would take; None while not known."""
+        lines = self._pulling if pulled else self._computing
+        return lines[engine].predict(ahead + computed + pulled, now_s)
+
+    def hand_over_s(self, engine: EngineUrl, *, tokens: int, now_s: float) -> float | None:
+        """How long a decode leg after prefill would take to its first byte; None while not known."""
+        return self._handed[engine].predict(tokens, now_s)
+
+    def alone_s(self, engine: EngineUrl, *, tokens: int, now_s: float) -> float | None:
+        """How long a decode leg without prefill would take to its first byte.
+
+        While too few ran, as long as one after prefill: that is little, so some are tried, and then it is known.
+        """
+        line = self._alone[engine]
+        return (
+            line.predict(tokens, now_s)
+            if line.known(now_s)
+            else self.hand_over_s(engine, tokens=tokens, now_s=now_s)
+        )
+
+    def forget(self, engine: EngineUrl) -> None:
+        """An engine has gone; whatever comes back there has a speed of its own."""
+        for lines in (self._computing, self._pulling, self._handed, self._alone):
+            lines.pop(engine, None)
