@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from bidikv_server.router import tls
 from bidikv_server.router.access import Access
@@ -50,7 +50,7 @@ from bidikv_server.router.upstream import EngineClient
 from bidikv_server.router.watch import Observer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine
+    from collections.abc import Awaitable
 
     from bidikv_server.router.settings import RouterSettings
 from bidikv_server.router.tracing import Tracing
@@ -269,22 +269,31 @@ class RouterApp:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-async def _while_connected(work: Coroutine[Any, Any, None] | Awaitable[None], receive: Receive) -> None:
+async def _while_connected(work: Awaitable[None], receive: Receive) -> None:
     """Run until done, or until the client goes: then everything the work has open is closed.
 
     Raises:
         ClientGone: The client went first.
     """
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(receive))
+    working, left = asyncio.current_task(), False
+    assert working is not None  # noqa: S101  # a coroutine runs in a task
+
+    async def watch() -> None:
+        nonlocal left
+        await _disconnected(receive)
+        left = True
+        working.cancel()
+
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        await working
+        await work
+    except asyncio.CancelledError:
+        # Whoever else cancelled as well is still to be obeyed.
+        if left and not working.uncancel():
+            raise ClientGone from None
+        raise
     finally:
-        await _stop(watching)
-        await _stop(working)
+        watching.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

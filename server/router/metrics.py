@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
@@ -25,34 +25,60 @@ _TTFT_SECONDS: Final = (
 )
 
 
+Metric = TypeVar("Metric", Counter, Histogram)
+
+
+class Labelled(Generic[Metric]):
+    """A metric's children, each looked up in the library once: a turn counts a dozen times."""
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self._children: dict[tuple[str, ...], Metric] = {}
+
+    def labels(self, *values: str) -> Metric:
+        """The child with these values of the labels."""
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = self.metric.labels(*values)
+        return child
+
+
 class RouterMetrics:
     """All metrics of one router, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.turns = Counter(
-            "bidikv_router_turns",
-            "Turns answered, by the reason of their reuse.",
-            ["reason"],
-            registry=self.registry,
+        self.turns = Labelled(
+            Counter(
+                "bidikv_router_turns",
+                "Turns answered, by the reason of their reuse.",
+                ["reason"],
+                registry=self.registry,
+            )
         )
-        self.placements = Counter(
-            "bidikv_router_placements",
-            "Turns answered, by why they were decoded where they were.",
-            ["reason"],
-            registry=self.registry,
+        self.placements = Labelled(
+            Counter(
+                "bidikv_router_placements",
+                "Turns answered, by why they were decoded where they were.",
+                ["reason"],
+                registry=self.registry,
+            )
         )
-        self.prefill_choices = Counter(
-            "bidikv_router_prefill_choices",
-            "Turns answered, by why their prompts were computed where they were.",
-            ["reason"],
-            registry=self.registry,
+        self.prefill_choices = Labelled(
+            Counter(
+                "bidikv_router_prefill_choices",
+                "Turns answered, by why their prompts were computed where they were.",
+                ["reason"],
+                registry=self.registry,
+            )
         )
-        self.modes = Counter(
-            "bidikv_router_modes",
-            "Turns answered, by how they got their prompts' KV, and why in that way.",
-            ["mode", "reason"],
-            registry=self.registry,
+        self.modes = Labelled(
+            Counter(
+                "bidikv_router_modes",
+                "Turns answered, by how they got their prompts' KV, and why in that way.",
+                ["mode", "reason"],
+                registry=self.registry,
+            )
         )
         self.circuits_opened = Counter(
             "bidikv_router_circuits_opened",
@@ -72,46 +98,63 @@ class RouterMetrics:
             ["role", "engine", "of"],
             registry=self.registry,
         )
-        self.failed_turns = Counter(
-            "bidikv_router_failed_turns",
-            "Turns without a clean end, by cause.",
-            ["cause"],
-            registry=self.registry,
+        self.failed_turns = Labelled(
+            Counter(
+                "bidikv_router_failed_turns",
+                "Turns without a clean end, by cause.",
+                ["cause"],
+                registry=self.registry,
+            )
         )
-        self.tokens = Counter(
-            "bidikv_router_prompt_tokens",
-            "Prompt tokens by where their KV came from: remote (decode), local (prefill's cache) or computed.",
-            ["source"],
-            registry=self.registry,
+        self.tokens = Labelled(
+            Counter(
+                "bidikv_router_prompt_tokens",
+                "Prompt tokens by where their KV came from: remote (decode), local (prefill's cache) or computed.",
+                ["source"],
+                registry=self.registry,
+            )
         )
-        self.identities = Counter(
-            "bidikv_router_identities",
-            "Turns by the convention that named their conversation; none goes by the messages.",
-            ["source"],
-            registry=self.registry,
+        self.identities = Labelled(
+            Counter(
+                "bidikv_router_identities",
+                "Turns by the convention that named their conversation; none goes by the messages.",
+                ["source"],
+                registry=self.registry,
+            )
         )
-        self.tokenisations = Counter(
-            "bidikv_router_prompt_tokenisations",
-            "Decode legs with a handle, by where the prompt's tokens came from: once is from prefill.",
-            ["outcome"],
-            registry=self.registry,
+        self.tokenisations = Labelled(
+            Counter(
+                "bidikv_router_prompt_tokenisations",
+                "Decode legs with a handle, by where the prompt's tokens came from: once is from prefill.",
+                ["outcome"],
+                registry=self.registry,
+            )
         )
-        self.retries = Counter(
-            "bidikv_router_retries", "Legs tried again elsewhere, by leg.", ["leg"], registry=self.registry
+        self.retries = Labelled(
+            Counter(
+                "bidikv_router_retries",
+                "Legs tried again elsewhere, by leg.",
+                ["leg"],
+                registry=self.registry,
+            )
         )
-        self.leg_seconds = Histogram(
-            "bidikv_router_leg_seconds",
-            "Duration of a leg, by leg and outcome.",
-            ["leg", "outcome"],
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.leg_seconds = Labelled(
+            Histogram(
+                "bidikv_router_leg_seconds",
+                "Duration of a leg, by leg and outcome.",
+                ["leg", "outcome"],
+                buckets=_SECONDS,
+                registry=self.registry,
+            )
         )
-        self.ttft_seconds = Histogram(
-            "bidikv_router_ttft_seconds",
-            "From the whole request to the first byte of the answer's body, by the reason of the turn's reuse.",
-            ["reason"],
-            buckets=_TTFT_SECONDS,
-            registry=self.registry,
+        self.ttft_seconds = Labelled(
+            Histogram(
+                "bidikv_router_ttft_seconds",
+                "From the whole request to the first byte of the answer's body, by the reason of the turn's reuse.",
+                ["reason"],
+                buckets=_TTFT_SECONDS,
+                registry=self.registry,
+            )
         )
         self.queue_seconds = Histogram(
             "bidikv_router_queue_seconds",
@@ -170,7 +213,7 @@ class RouterMetrics:
         return {
             name: {
                 next(iter(sample.labels.values())): round(sample.value)
-                for metric in counter.collect()
+                for metric in counter.metric.collect()
                 for sample in metric.samples
                 if sample.name.endswith("_total")
             }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from bidikv_server.router.dialects import OPENAI, Dialect
 
@@ -16,6 +16,7 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
+_HEADERS: Final = "bidikv.headers"
 RawHeaders: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 
@@ -95,10 +96,14 @@ class Reply:
 
 
 def headers_of(scope: Scope) -> Mapping[str, str]:
-    """Request headers by lower-case name; of repeated ones the first."""
+    """Request headers by lower-case name; of repeated ones the first. Read once per request."""
+    known: dict[str, str] | None = scope.get(_HEADERS)
+    if known is not None:
+        return known
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+    scope[_HEADERS] = headers
     return headers
 
 

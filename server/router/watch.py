@@ -191,7 +191,8 @@ class Observer:
             now_s = time.monotonic()
             report = watch.ended(reply.status or status, now_s)
             self._recent.add(report, now_s)
-            _log.info("turn", extra=log_fields(fields(report)))
+            if _log.isEnabledFor(logging.INFO):
+                _log.info("turn", extra=log_fields(fields(report)))
 
 
 def watch_of(scope: Scope) -> TurnWatch:

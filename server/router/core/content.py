@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 _NESTED: Final = ("content", "output")
 """Where a part or an item may hold parts of its own: Anthropic's tool results, outputs of the Responses API's calls."""
@@ -51,10 +51,19 @@ _MEDIA_KEYS: Final = frozenset(
 """Keys that make a part one of media, whatever its type says."""
 
 
-def parts(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every content part and input item of a request that is an object, outer ones first."""
-    for field in ("messages", "input"):
-        yield from _nested(body.get(field))
+def parts(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every content part and input item of a request that is an object."""
+    found: list[dict[str, Any]] = []
+    waiting = [body.get(field) for field in ("messages", "input")]
+    while waiting:
+        value = waiting.pop()
+        if not isinstance(value, list):
+            continue
+        for part in value:
+            if isinstance(part, dict):
+                found.append(part)
+                waiting += [part[name] for name in _NESTED if name in part]
+    return found
 
 
 def names_media(body: Mapping[str, Any]) -> bool:
@@ -68,16 +77,6 @@ def names_media(body: Mapping[str, Any]) -> bool:
 def has_media(body: Mapping[str, Any]) -> bool:
     """Whether anything but text is in the prompt, as far as one can see; what is not known counts as media."""
     return any(_is_media(part) for part in parts(body))
-
-
-def _nested(value: Any) -> Iterator[dict[str, Any]]:
-    if not isinstance(value, list):
-        return
-    for part in value:
-        if isinstance(part, dict):
-            yield part
-            for name in _NESTED:
-                yield from _nested(part.get(name))
 
 
 def _is_media(part: dict[str, Any]) -> bool:

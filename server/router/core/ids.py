@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ def cache_salt_of(tenant: str, cache_salt: str) -> str:
     return fingerprint("cache_salt", tenant, cache_salt)
 
 
+@functools.lru_cache(maxsize=1024)
 def salt_of(scope: Scope) -> str:
     """Salt of the engines' block digests: equal text of two tenants never matches."""
     return fingerprint("salt", scope.tenant, scope.cache_salt)

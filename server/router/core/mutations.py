@@ -15,9 +15,13 @@ _BILLING: Final = re.compile(r"^x-anthropic-billing-header[^\n]*\n?", re.MULTILI
 _BUDGET_MARK: Final = "<total_tokens>"
 _BUDGET: Final = re.compile(r"\s{0,8}<total_tokens>[^<]{0,64}</total_tokens>")
 """Claude Code's token countdown: one more copy at the end of the system text with every request."""
+_DAY: Final = re.compile(r"-[0-9][0-9]-[0-9][0-9]")
 _TIME: Final = re.compile(
-    r"\b\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?(?: ?Z|[+-]\d{2}:?\d{2})?)?"
+    r"[0-9][0-9][0-9][0-9](?<!\w[0-9]{4})-[0-9]{2}-[0-9]{2}"
+    r"(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,9})?)?(?: ?Z|[+-][0-9]{2}:?[0-9]{2})?)?"
 )
+"""Begins with a digit and looks back from there: the engine finds digits several times faster than word boundaries, and
+`_DAY`, which begins with one character, faster still. System texts are long and come with every request."""
 _CACHE_MARK: Final = "cache_control"
 
 
@@ -27,7 +31,7 @@ def system_text(text: str) -> str:
         text = _BILLING.sub("", text)
     if _BUDGET_MARK in text:
         text = _BUDGET.sub("", text)
-    return _TIME.sub("<time>", text)
+    return _TIME.sub("<time>", text) if _DAY.search(text) else text
 
 
 def unmarked(part: Any) -> Any:
