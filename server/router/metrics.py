@@ -32,7 +32,7 @@ class Labelled(Generic[Metric]):
     """A metric's children, each looked up in the library once: a turn counts a dozen times."""
 
     def __init__(self, metric: Metric) -> None:
-        self.metric = metric
+        self.metric: Metric = metric
         self._children: dict[tuple[str, ...], Metric] = {}
 
     def labels(self, *values: str) -> Metric:
