@@ -59,5 +59,7 @@ class Reason(StrEnum):
     """A block was handed out on decode while it was being read."""
     TRANSFER_FAILED = "transfer_failed"
 
+    NO_ACCOUNT = "no_account"
+    """The transfer system in use tells nothing of reuse."""
     UNKNOWN = "unknown"
     """Prefill returned no account of its reuse."""

@@ -69,6 +69,13 @@ def router(
     log_format: Annotated[
         str | None, typer.Option(help="text, or json: one object per line. Default: text.")
     ] = None,
+    transfer: Annotated[
+        str | None,
+        typer.Option(
+            help="How KV gets from engine to engine: bidikv, nixl, nixl-bidirectional, nixl-push, mooncake, lmcache,"
+            " or some joined by +. Default: bidikv."
+        ),
+    ] = None,
     readback: Annotated[
         bool | None,
         typer.Option("--readback/--no-readback", help="Let prefill read back what decode retained."),
@@ -114,6 +121,7 @@ def router(
             "engines_file": engines_file,
             "host": host,
             "port": port,
+            "transfer": transfer,
             "readback": readback,
             "tls_cert_file": tls_cert_file,
             "tls_key_file": tls_key_file,

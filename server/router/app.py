@@ -45,6 +45,7 @@ from bidikv_server.router.state.create import create_store
 from bidikv_server.router.state.store import Clock
 from bidikv_server.router.status import RouterStatus
 from bidikv_server.router.tracing import open_tracing
+from bidikv_server.router.transfer import registry
 from bidikv_server.router.turns import TurnService
 from bidikv_server.router.upstream import EngineClient
 from bidikv_server.router.watch import Observer
@@ -124,9 +125,11 @@ class RouterApp:
         )
         context, self.upstream_identity = tls.upstream(settings)
         self._client = EngineClient(connect_timeout_s=settings.connect_timeout_s, tls=context)
+        transfer = registry.build(settings, self._client)
         self._prober = Prober(
             self._client,
             self.engines,
+            transfer=transfer,
             interval_s=settings.probe_interval_s,
             timeout_s=settings.probe_timeout_s,
             came_up=self.placer.came_up,
@@ -140,6 +143,7 @@ class RouterApp:
             self.metrics,
             access=self._access,
             placer=self.placer,
+            transfer=transfer,
         )
         self._responses = ResponseRoutes(
             settings, engines=self.engines, client=self._client, access=self._access, state=self._state

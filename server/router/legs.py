@@ -15,7 +15,7 @@ from bidikv_server.router.errors import UpstreamConnectFailed, UpstreamFault
 from bidikv_server.router.relay import LegFailed, RefusedByEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from bidikv_server.router.core.engines import EngineSnapshot, EngineTable
     from bidikv_server.router.core.ids import EngineUrl
@@ -35,6 +35,7 @@ class Tried:
         excluded: Engines that it tried in vain.
         failure: What went wrong last.
         retry_after_s: The least time after which an engine that refused asked to be tried again.
+        barred: Why nothing may be read back any more: prefill failed at it.
         suspects: Engines that gave it an error answer. Whether they are at fault shows when another one answers well: a
             request that every engine fails at is no reason to leave them all alone.
     """
@@ -44,6 +45,7 @@ class Tried:
     excluded: Excluded = field(default_factory=Excluded)
     failure: LegFailed | None = None
     retry_after_s: float | None = None
+    barred: Reason | None = None
     suspects: list[tuple[EngineUrl, Role]] = field(default_factory=list)
 
     def forgive(self) -> None:
@@ -77,7 +79,23 @@ class Leg:
 class Legs:
     """Runs legs, and judges engines by them."""
 
-    def __init__(self, engines: EngineTable, metrics: RouterMetrics, *, may_run_alone: bool) -> None:
+    def __init__(
+        self,
+        engines: EngineTable,
+        metrics: RouterMetrics,
+        *,
+        may_run_alone: bool,
+        engine_down: Callable[[EngineUrl], None],
+    ) -> None:
+        """Judge these engines.
+
+        Args:
+            engines: Where their state is noted.
+            metrics: Where their legs are counted.
+            may_run_alone: A turn may run on decode without prefill.
+            engine_down: Told of every engine that a leg finds down.
+        """
+        self._engine_down = engine_down
         self._engines = engines
         self._metrics = metrics
         self._may_run_alone = may_run_alone
@@ -92,7 +110,7 @@ class Legs:
             tried: What its turn has tried.
             engine: Where it runs.
             tokens: About how many it will compute.
-            had_handle: A decode leg that has to pull; it may fail at that alone.
+            had_handle: It has to pull, and may fail at that alone.
 
         Raises:
             LegFailed: In place of every fault of the engine or its connection.
@@ -124,6 +142,18 @@ class Legs:
             self._metrics.leg_seconds.labels(engine.role, outcome).observe(seconds)
 
     @contextlib.contextmanager
+    def prepared(self, tried: Tried, engine: EngineSnapshot) -> Iterator[None]:
+        """Turn a fault in what has to be known before a leg into one engine less for its turn.
+
+        Raises:
+            LegFailed: In place of the fault.
+        """
+        try:
+            yield
+        except UpstreamFault as fault:
+            self._give_up(tried, engine, LegFailed(fault), had_handle=False)
+
+    @contextlib.contextmanager
     def expected(self, engine: EngineSnapshot) -> Iterator[None]:
         """Count a turn among those on their way to a decode engine, while its prompt is computed elsewhere."""
         self._engines.turn_expected(engine.url, 1)
@@ -142,6 +172,7 @@ class Legs:
         if not isinstance(fault, UpstreamConnectFailed):
             self._judge(engine.url, engine.role, failed=True)
         elif self._engines.connect_failed(engine.url, engine.role):
+            self._engine_down(engine.url)
             _log.warning("%s engine %s is down: %s", engine.role, engine.url, fault)
 
     def _suspect(self, tried: Tried, engine: EngineSnapshot, failed: LegFailed) -> None:
@@ -161,8 +192,8 @@ class Legs:
     def _give_up(self, tried: Tried, engine: EngineSnapshot, failed: LegFailed, *, had_handle: bool) -> None:
         """Leave an engine out of the turn's next attempt.
 
-        A decode engine that answers but fails with a handle may have failed at pulling. If it is the only one left,
-        it gets the request once more without a handle.
+        An engine that answers but fails with a handle may have failed at pulling. Prefill gets the request once more,
+        with nothing to pull; so does a decode engine that is the only one left.
         """
         _log.warning("turn %s: %s leg failed: %s", tried.watch.request_id, engine.role, failed)
         self._metrics.retries.labels(engine.role).inc()
@@ -171,6 +202,8 @@ class Legs:
             tried.excluded = tried.excluded.refusing(engine.role, engine.url)
             if failed.retry_after_s is not None:
                 tried.retry_after_s = min(failed.retry_after_s, tried.retry_after_s or failed.retry_after_s)
+        elif had_handle and engine.role is Role.PREFILL:
+            tried.barred = Reason.TRANSFER_FAILED
         elif had_handle and self._may_run_alone and not self._has_other_decode(tried, engine):
             tried.alone = Reason.TRANSFER_FAILED
         else:

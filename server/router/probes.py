@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bidikv_server.router.core.engine_notes import EngineNotes
     from bidikv_server.router.core.engines import EngineTable
     from bidikv_server.router.core.ids import EngineUrl
+    from bidikv_server.router.transfer.system import TransferSystem
     from bidikv_server.router.upstream import EngineClient
 
 _log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Prober:
         client: EngineClient,
         engines: EngineTable,
         *,
+        transfer: TransferSystem,
         interval_s: float,
         timeout_s: float,
         came_up: Callable[[EngineUrl, float], None] = lambda _url, _now_s: None,
@@ -69,10 +71,12 @@ class Prober:
         Args:
             client: To ask them with.
             engines: Where it is noted.
+            transfer: Learns what legs need to know of them.
             interval_s: Between two rounds.
             timeout_s: For one question.
             came_up: Told of every engine that was down, with the time on the monotonic clock.
         """
+        self._transfer = transfer
         self._client = client
         self._engines = engines
         self._interval_s = interval_s
@@ -110,6 +114,7 @@ class Prober:
         except UpstreamFault as fault:
             passed, exposition, why = False, None, str(fault)
         if passed:
+            await self._transfer.probe(url, role)
             indexes = None
             if exposition is not None and role is Role.DECODE:
                 indexes = parse_index_info(exposition)
@@ -119,6 +124,7 @@ class Prober:
             if exposition is not None:
                 self._take_notes(url, role, exposition)
         elif self._engines.probe_failed(url, role):
+            self._transfer.engine_down(url)
             _log.warning("%s engine %s is down: %s", role, url, why)
 
     def _take_notes(self, url: EngineUrl, role: Role, exposition: str) -> None:

@@ -29,6 +29,7 @@ _SECTIONS: Final = {
         "probe_timeout_s",
         "probe_failures",
     ),
+    "Transfer": ("transfer", "mooncake_bootstrap", "handle_ttl_s"),
     "Engines with TLS": ("upstream_ca_file", "upstream_cert_file", "upstream_key_file", "upstream_verify"),
     "Reuse": (
         "readback",

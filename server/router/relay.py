@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bidikv_server.router.core.answers import LastEventHolder, conceal_transfer
+from bidikv_server.router.core.answers import LastEventHolder
 from bidikv_server.router.core.sse import SseScanner
 from bidikv_server.router.errors import RouterFault, UpstreamFault
 from bidikv_server.router.upstream import Answer, StreamedAnswer
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from bidikv_server.router.core.engines import Role
     from bidikv_server.router.replies import Reply
+    from bidikv_server.router.transfer.system import Show
 
 
 class LegFailed(Exception):  # noqa: N818
@@ -80,7 +81,12 @@ def _retry_after_s(answer: Answer) -> float | None:
 
 
 async def relay(
-    answer: StreamedAnswer, reply: Reply, on_success: Callable[[], Awaitable[None]], *, last_resort: bool
+    answer: StreamedAnswer,
+    reply: Reply,
+    on_success: Callable[[], Awaitable[None]],
+    *,
+    show: Show,
+    last_resort: bool,
 ) -> str | None:
     """Pass an answer on.
 
@@ -89,6 +95,7 @@ async def relay(
         reply: Where it goes.
         on_success: Awaited once the engine has ended its answer well, before the client can know. A client that has
             seen the end may hang up or send its next turn at once, and must find this one recorded.
+        show: Makes what the client gets of a whole answer, before `on_success`.
         last_resort: Pass a stream on even if it begins with an error.
 
     Returns:
@@ -103,10 +110,9 @@ async def relay(
         return await _relay_events(answer, reply, on_success, last_resort=last_resort)
     whole = Answer(answer.status, answer.headers, await answer.read())
     check_answer(whole)
+    shown = show(whole.body, drop=reply.dialect.drops_null)
     await on_success()
-    await reply.whole(
-        whole.status, whole.headers, conceal_transfer(whole.body, drop=reply.dialect.drops_null)
-    )
+    await reply.whole(whole.status, whole.headers, shown)
     return None
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlencode
 
+from bidikv_server.router.core.answers import conceal_transfer
 from bidikv_server.router.core.engines import Role
 from bidikv_server.router.core.ids import tenant_of
 from bidikv_server.router.core.paths import RESPONSES_PATH
@@ -106,7 +107,7 @@ class ResponseRoutes:
             if self._access.refused_by_engine(answer.status):
                 raise EngineRefusesRouter
             try:
-                await relay(answer, reply, _nothing, last_resort=True)
+                await relay(answer, reply, _nothing, show=conceal_transfer, last_resort=True)
             except RefusedByEngine as refused:
                 await reply.whole(refused.answer.status, refused.answer.headers, refused.answer.body)
             except LegFailed as failed:

@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, Setting
 from bidikv_server.router.core.discovery import EngineList, read_entries, read_name_server
 from bidikv_server.router.core.tenants import KeyRing
 from bidikv_server.router.secrets import ApiKeys, ComparedKey, Secret, StateAddress  # noqa: TC001  (pydantic reads annotations)
+from bidikv_server.router.transfer import names
 from bidikv_server.wire import SECRET_VARIABLE
 
 if TYPE_CHECKING:
@@ -57,6 +58,14 @@ class RouterSettings(BaseSettings):
     dns_server: str | None = None
     """Name server to ask, as `address` or `address:port`; without it those of /etc/resolv.conf."""
 
+    transfer: str = names.BIDIKV
+    """How KV gets from engine to engine, as the engines were started (docs/transfer.md): `bidikv`, `nixl`,
+    `nixl-bidirectional`, `nixl-push`, `mooncake`, `lmcache`, or some joined by `+` for a MultiConnector."""
+    mooncake_bootstrap: dict[str, str] = Field(default_factory=dict)
+    """Base URLs of Mooncake's bootstrap servers by those of their prefill engines; without an entry port 8998 of the
+    engine's host."""
+    handle_ttl_s: Seconds = 450.0
+    """How long a handle of `nixl-bidirectional` may be used, in seconds; keep it below decode's decoder_kv_blocks_ttl."""
     readback: bool = True
     """False serves plain disaggregation: no readback sources, nothing retained."""
     prefill_fallback: bool = True
@@ -219,6 +228,16 @@ class RouterSettings(BaseSettings):
         if missing and self.engines_file is None:
             raise ValueError("; ".join(f"{name}: {_NO_ENGINE}" for name in missing))
         return self
+
+    @field_validator("transfer")
+    @classmethod
+    def _check_transfer(cls, value: str) -> str:
+        return "+".join(names.parse(value))
+
+    @field_validator("mooncake_bootstrap")
+    @classmethod
+    def _check_bootstrap(cls, table: dict[str, str]) -> dict[str, str]:
+        return names.base_urls(table)
 
     @model_validator(mode="after")
     def _check_ttl(self) -> Self:

@@ -10,6 +10,8 @@ from bidikv_server.router.core.json_bytes import encode_from
 from bidikv_server.router.core.prompt_tokens import Tokenised
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bidikv_server.router.core.requests import TurnRequest
     from bidikv_server.router.metrics import RouterMetrics
     from bidikv_server.router.settings import RouterSettings
@@ -32,6 +34,7 @@ class PromptTokens:
         params: dict[str, Any] | None,
         token_ids: bytes | None,
         obstacle: Tokenised | None,
+        fields: Mapping[str, Any],
     ) -> bytes:
         """A decode leg's body as JSON.
 
@@ -40,8 +43,9 @@ class PromptTokens:
             params: The leg's `kv_transfer_params`; None without a handle.
             token_ids: What prefill said of the prompt's tokens.
             obstacle: Why they are of no use.
+            fields: Body fields over the client's.
         """
-        body = decode_body(request, params)
+        body = {**decode_body(request, params), **fields}
         if params is None:
             return encode_from(request.body, body)
         if obstacle is None and token_ids is not None:

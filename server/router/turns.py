@@ -9,30 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bidikv.headers import KEY_HEADER, REUSE_HEADER, SESSION_HEADER
-from bidikv_server import wire
 from bidikv_server.reasons import Reason
 from bidikv_server.router.core import prompt_tokens
-from bidikv_server.router.core.accounts import (
-    NOTHING_KNOWN,
-    PrefillAnswer,
-    read_prefill_answer,
-    with_reason,
-)
-from bidikv_server.router.core.bodies import (
-    decode_params,
-    prefill_body,
-    returns_token_ids,
-    runs_alone,
-)
+from bidikv_server.router.core.accounts import NOTHING_KNOWN, PrefillAnswer
+from bidikv_server.router.core.bodies import prefill_body, runs_alone
 from bidikv_server.router.core.content import names_media
-from bidikv_server.router.core.conversations import Holder, Match
+from bidikv_server.router.core.conversations import Holder
 from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.history import TurnRecord
-from bidikv_server.router.core.ids import salt_of
 from bidikv_server.router.core.json_bytes import encode_from
 from bidikv_server.router.core.kept import Kept
 from bidikv_server.router.core.paths import MESSAGES_PATH
@@ -49,53 +39,25 @@ from bidikv_server.router.relay import LegFailed, RefusedByEngine, check_answer,
 from bidikv_server.router.responses import began_of
 from bidikv_server.router.retries import Retries, RetryBudget
 from bidikv_server.router.tokens import PromptTokens
+from bidikv_server.router.transfer.legs import run_legs
+from bidikv_server.router.transfer.system import LegOrder
+from bidikv_server.router.turn import Turn
 from bidikv_server.router.upstream import EngineClient, StreamWaits
 
 if TYPE_CHECKING:
     from bidikv.headers import ReuseHeader
     from bidikv_server.router.access import Access
     from bidikv_server.router.core.placer import Placer
-    from bidikv_server.router.core.policy import Keep
     from bidikv_server.router.core.requests import TurnRequest
     from bidikv_server.router.metrics import RouterMetrics
     from bidikv_server.router.replies import Reply
     from bidikv_server.router.settings import RouterSettings
     from bidikv_server.router.state.store import StateStore
+    from bidikv_server.router.transfer.system import Transfer, TransferSystem
     from bidikv_server.router.watch import TurnWatch
 
 _log = logging.getLogger(__name__)
 _SESSION = KEY_HEADER.encode()
-
-
-@dataclass(slots=True)
-class _Turn:
-    """One turn under way.
-
-    Attributes:
-        request: What the client asks for.
-        match: Its place among the known turns.
-        engine_headers: Headers for both legs.
-        watch: Sees what becomes of it.
-        keep: What decode does with its blocks.
-        barred: Why nothing may be read back for it.
-        divisible: Two engines can serve it: its KV is one sequence's.
-        tried: What it has tried so far.
-        own_tokens: Why decode finds the prompt's tokens itself; None lets it take prefill's.
-        ttft_s: From the whole request to the first byte of the answer's body.
-        done: The answer is complete.
-    """
-
-    request: TurnRequest
-    match: Match
-    engine_headers: dict[str, str]
-    watch: TurnWatch
-    keep: Keep
-    barred: Reason | None
-    divisible: bool
-    tried: Tried
-    own_tokens: Tokenised | None
-    ttft_s: float = 0.0
-    done: bool = False
 
 
 class TurnService:
@@ -111,10 +73,17 @@ class TurnService:
         *,
         access: Access,
         placer: Placer,
+        transfer: TransferSystem,
     ) -> None:
         self._settings = settings
+        self._transfer = transfer
         self._engines = engines
-        self._legs = Legs(engines, metrics, may_run_alone=settings.prefill_fallback)
+        self._legs = Legs(
+            engines,
+            metrics,
+            may_run_alone=settings.prefill_fallback,
+            engine_down=transfer.engine_down,
+        )
         self._placer = placer
         self._budget = RetryBudget(settings.max_attempts, settings.retry_budget_s, settings.refused_wait_s)
         self._state = state
@@ -164,7 +133,7 @@ class TurnService:
                 raise failed.fault from failed
             await reply.whole(failed.answer.status, failed.answer.headers, failed.answer.body)
 
-    def _check_credential(self, turn: _Turn, status: int) -> None:
+    def _check_credential(self, turn: Turn, status: int) -> None:
         """Keep an engine's verdict on the router's credential from a client, who would take it for its own.
 
         Raises:
@@ -177,12 +146,12 @@ class TurnService:
             )
             raise EngineRefusesRouter
 
-    async def _begin(self, request: TurnRequest, passed_on: dict[str, str], watch: TurnWatch) -> _Turn:
+    async def _begin(self, request: TurnRequest, passed_on: dict[str, str], watch: TurnWatch) -> Turn:
         match = await self._state.find(request.scope, request.session, request.chain)
         if request.kept is not None and request.session is None:
             match = replace(match, key=request.kept.conversation)
         barred, alone = self._barred(request), runs_alone(request)
-        return _Turn(
+        return Turn(
             request=request,
             match=match,
             engine_headers={**passed_on, SESSION_HEADER: match.key, "Content-Type": "application/json"},
@@ -200,20 +169,23 @@ class TurnService:
             return Reason.READBACK_OFF
         return Reason.UNSUPPORTED if names_media(request.body) else None
 
-    async def _attempt(self, turn: _Turn, reply: Reply) -> None:
+    async def _attempt(self, turn: Turn, reply: Reply) -> None:
         """Run both legs once; every failure leaves one engine or one option less for the next attempt."""
         while True:
             plan = self._plan(turn)
             try:
-                with self._legs.expected(plan.decode):
-                    answer = await self._prefill(turn, plan)
-                await self._decode(turn, plan, answer, reply)
+                transfer = await self._begin_transfer(turn, plan)
+                await run_legs(
+                    self._transfer.order if plan.prefill is not None else LegOrder.IN_TURN,
+                    partial(self._prefill, turn, plan, transfer),
+                    partial(self._decode, turn, plan, transfer, reply),
+                )
             except RefusedByEngine as refused:
                 self._reconsider(turn, refused)
             else:
                 return
 
-    def _reconsider(self, turn: _Turn, refused: RefusedByEngine) -> None:
+    def _reconsider(self, turn: Turn, refused: RefusedByEngine) -> None:
         """Change what of a refused leg was ours.
 
         Raises:
@@ -228,7 +200,7 @@ class TurnService:
         else:
             raise refused
 
-    def _plan(self, turn: _Turn) -> RoutePlan:
+    def _plan(self, turn: Turn) -> RoutePlan:
         if turn.request.kept is not None:
             return self._plan_kept(turn, turn.request.kept)
         tried = turn.tried
@@ -237,7 +209,7 @@ class TurnService:
                 turn.match,
                 turn.request.chain,
                 time.monotonic(),
-                barred=turn.barred,
+                barred=turn.barred or tried.barred,
                 alone=tried.alone,
                 excluded=tried.excluded,
             )
@@ -246,7 +218,7 @@ class TurnService:
                 raise tried.failure from error
             raise NoEngineAvailable(error.role) from error
 
-    def _exhausted(self, turn: _Turn) -> bool:
+    def _exhausted(self, turn: Turn) -> bool:
         """Whether no engine is left for another attempt."""
         try:
             self._plan(turn)
@@ -254,99 +226,121 @@ class TurnService:
             return True
         return False
 
-    def _plan_kept(self, turn: _Turn, kept: Kept) -> RoutePlan:
+    def _plan_kept(self, turn: Turn, kept: Kept) -> RoutePlan:
         """Run where the earlier response is, also on an engine that is being emptied: nobody else has it."""
         for engine in self._engines.snapshots(Role.DECODE):
             if engine.url == kept.engine and engine.healthy and turn.tried.excluded.takes(engine):
                 return RoutePlan(engine, None, (), turn.tried.alone, Placement.KEPT_RESPONSE)
         raise turn.tried.failure or ResponseUnreachable
 
-    async def _prefill(self, turn: _Turn, plan: RoutePlan) -> PrefillAnswer:
+    async def _begin_transfer(self, turn: Turn, plan: RoutePlan) -> Transfer:
+        attempt = turn.attempt(plan, token_ids=self._wants_tokens(turn))
+        if plan.prefill is None:
+            return await self._transfer.begin(attempt)
+        with self._legs.prepared(turn.tried, plan.prefill):
+            return await self._transfer.begin(attempt)
+
+    def _wants_tokens(self, turn: Turn) -> bool:
+        """Whether decode takes the prompt's tokens from prefill's answer."""
+        return turn.own_tokens is None and self._transfer.order is LegOrder.IN_TURN
+
+    async def _prefill(self, turn: Turn, plan: RoutePlan, transfer: Transfer) -> PrefillAnswer:
         if plan.prefill is None:
             return NOTHING_KNOWN
-        path, wanted = turn.request.path, turn.own_tokens is None
-        params = wire.prefill_leg(
-            conversation=turn.match.key,
-            salt=salt_of(turn.request.scope),
-            sources=list(plan.sources),
-            return_token_ids=wanted and not returns_token_ids(path),
-        )
-        with self._legs.run(turn.tried, plan.prefill, tokens=plan.prefill_tokens) as leg:
+        asked = transfer.prefill
+        body = prefill_body(turn.request, asked.params, token_ids=self._wants_tokens(turn))
+        in_turn = self._transfer.order is LegOrder.IN_TURN
+        with (
+            self._legs.expected(plan.decode) if in_turn else nullcontext(),
+            self._legs.run(
+                turn.tried, plan.prefill, tokens=plan.prefill_tokens, had_handle=transfer.pulls
+            ) as leg,
+        ):
             answer = await self._client.post(
                 plan.prefill.url,
-                path,
-                body=encode_from(turn.request.body, prefill_body(turn.request, params, token_ids=wanted)),
-                headers={**turn.engine_headers, **leg.headers},
+                turn.request.path,
+                body=encode_from(turn.request.body, {**body, **asked.fields}),
+                headers={**turn.engine_headers, **leg.headers, **asked.headers},
                 timeout_s=self._settings.prefill_timeout_s,
             )
             check_answer(answer)
             try:
-                prefilled = read_prefill_answer(answer.body)
+                prefilled = transfer.read_prefill(answer.body)
             except ValueError as error:
                 raise LegFailed(
-                    UpstreamFault(f"Engine {plan.prefill.url} gave an unreadable answer.")
+                    UpstreamFault(f"Engine {plan.prefill.url} gave an unusable answer: {error}.")
                 ) from error
         self._placer.prefilled(
             plan,
             turn.request.chain,
-            prefilled.reuse,
+            transfer.account(prefilled, None),
             ahead=leg.ahead_tokens,
             seconds=leg.seconds,
             now_s=time.monotonic(),
         )
         return prefilled
 
-    async def _decode(self, turn: _Turn, plan: RoutePlan, prefilled: PrefillAnswer, reply: Reply) -> None:
-        params = decode_params(
-            prefilled.handle,
-            conversation=turn.match.key,
-            salt=salt_of(turn.request.scope),
-            keep=turn.keep,
-            retains_alone=turn.divisible and plan.prefill is None and bool(plan.decode.indexes),
+    async def _decode(
+        self,
+        turn: Turn,
+        plan: RoutePlan,
+        transfer: Transfer,
+        reply: Reply,
+        prefilling: asyncio.Future[PrefillAnswer],
+    ) -> None:
+        prefilled = prefilling.result() if prefilling.done() else NOTHING_KNOWN
+        asked = transfer.decode(prefilled)
+        body = self._tokens.body(
+            turn.request, asked.params, prefilled.token_ids, turn.own_tokens, fields=asked.fields
         )
-        body = self._tokens.body(turn.request, params, prefilled.token_ids, turn.own_tokens)
-        reuse = with_reason(prefilled.reuse, plan.reason)
-        reply.extra[REUSE_HEADER.encode()] = reuse.format().encode()
+        reuse = transfer.account(prefilled, plan.reason)
         turn.watch.planned(plan, reuse)
-        with self._legs.run(turn.tried, plan.decode, had_handle=prefilled.handle is not None) as leg:
+        had_handle = plan.prefill is not None and asked.params is not None
+        with self._legs.run(turn.tried, plan.decode, had_handle=had_handle) as leg:
             async with self._client.stream(
                 plan.decode.url,
                 turn.request.path,
                 body=body,
-                headers={**turn.engine_headers, **leg.headers},
+                headers={**turn.engine_headers, **leg.headers, **asked.headers},
                 waits=self._waits(turn),
                 began=began_of(turn.request),
             ) as answer:
                 if answer.status == 200:
-                    self._keep_response(turn, plan)
                     turn.ttft_s = time.monotonic() - turn.watch.arrived_s
+                    self._keep_response(turn, plan)
+                    reuse = transfer.account(await prefilling, plan.reason)
+                    turn.watch.planned(plan, reuse)
                     turn.watch.answers(turn.ttft_s)
                     self._metrics.ttft_seconds.labels(reuse.reason).observe(turn.ttft_s)
                     if answer.is_event_stream:
                         self._placer.streamed(plan, seconds=leg.seconds, now_s=time.monotonic())
+                reply.extra[REUSE_HEADER.encode()] = reuse.format().encode()
                 failure = await relay(
                     turn.watch.reading(answer),
                     reply,
-                    lambda: self._succeeded(turn, plan, reuse, retained=params is not None),
+                    lambda: self._succeeded(turn, plan, reuse, retained=asked.params is not None),
+                    show=transfer.show,
                     last_resort=turn.tried.failure is not None,
                 )
                 leg.broke = failure == "mid_stream"
         if failure is not None:
             self._count_failure(turn, failure)
 
-    def _keep_response(self, turn: _Turn, plan: RoutePlan) -> None:
+    def _keep_response(self, turn: Turn, plan: RoutePlan) -> None:
         """Remember where the answer is, if the client may come back to it."""
         request = turn.request
         if request.response_id is not None and request.stored:
             kept = Kept(plan.decode.url, turn.match.key, request.chain.whole)
             self._state.keep_response(request.scope.tenant, request.response_id, kept)
 
-    def _waits(self, turn: _Turn) -> StreamWaits:
+    def _waits(self, turn: Turn) -> StreamWaits:
         streamed = bool(turn.request.body.get("stream"))
         first_byte_s = self._settings.first_byte_timeout_s if streamed else self._settings.decode_timeout_s
+        if self._transfer.order is LegOrder.AT_ONCE:
+            first_byte_s += self._settings.prefill_timeout_s
         return StreamWaits(first_byte_s, self._settings.idle_timeout_s)
 
-    async def _succeeded(self, turn: _Turn, plan: RoutePlan, reuse: ReuseHeader, *, retained: bool) -> None:
+    async def _succeeded(self, turn: Turn, plan: RoutePlan, reuse: ReuseHeader, *, retained: bool) -> None:
         """Record a turn. One that left nothing retained hides no earlier turn that did."""
         turn.done = True
         turn.watch.succeeded()
@@ -361,6 +355,6 @@ class TurnService:
         record = TurnRecord.of(turn.match.digest, plan, reuse, ttft_s=turn.ttft_s, at_s=time.monotonic())
         await self._state.commit(turn.match, turn.request.scope, record, holder)
 
-    def _count_failure(self, turn: _Turn, cause: str) -> None:
+    def _count_failure(self, turn: Turn, cause: str) -> None:
         turn.watch.failed(cause)
         self._metrics.failed_turns.labels(cause).inc()

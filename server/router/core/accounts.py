@@ -26,11 +26,14 @@ class PrefillAnswer:
         handle: `kv_transfer_params` for decode, without our own part; None if prefill offers nothing to pull.
         reuse: What became of the prompt, as prefill tells it.
         token_ids: The prompt's, as a JSON list; None if prefill did not say them.
+        cached_tokens: Prompt tokens that vLLM did not compute, whoever had them; None unless the engine was started with
+            --enable-prompt-tokens-details.
     """
 
     handle: dict[str, Any] | None
     reuse: ReuseHeader
     token_ids: bytes | None = None
+    cached_tokens: int | None = None
 
 
 NOTHING_KNOWN = PrefillAnswer(None, ReuseHeader(Reason.UNKNOWN))
@@ -51,7 +54,8 @@ def read_prefill_answer(raw: bytes) -> PrefillAnswer:
     if not isinstance(params, dict):
         params = {}
     handle = {name: value for name, value in params.items() if name != wire.KEY}
-    return PrefillAnswer(handle or None, _reuse(params.get(wire.KEY), _prompt_tokens(answer)), token_ids)
+    reuse = _reuse(params.get(wire.KEY), _prompt_tokens(answer))
+    return PrefillAnswer(handle or None, reuse, token_ids, _cached_tokens(answer))
 
 
 def with_reason(reuse: ReuseHeader, decided: Reason | None) -> ReuseHeader:
@@ -98,6 +102,12 @@ def _prompt_tokens(answer: Mapping[str, Any]) -> int | None:
     # The Messages API counts apart what was found in a cache or written to one.
     counts = [_tokens(usage, name) for name in _INPUT_TOKENS]
     return None if counts[0] is None else sum(count or 0 for count in counts)
+
+
+def _cached_tokens(answer: Mapping[str, Any]) -> int | None:
+    usage = answer.get("usage")
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    return _tokens(details, "cached_tokens") if isinstance(details, dict) else None
 
 
 def _tokens(counts: Mapping[str, Any], name: str) -> int | None:

@@ -53,6 +53,8 @@ _ADVICE: Final = {
     " more KV blocks if that is frequent.",
     Reason.TRANSFER_FAILED: "A transfer between the engines failed, and the prompt was recomputed: check the network"
     " between them and their logs for NIXL.",
+    Reason.NO_ACCOUNT: "The transfer system that the router's setting `transfer` names tells nothing of reuse: only"
+    " bidikv's own connector does.",
     Reason.UNKNOWN: "Prefill gave no account of its reuse: start it with `bidikv engine prefill`.",
 }
 

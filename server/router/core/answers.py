@@ -8,6 +8,7 @@ response.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Final
@@ -37,6 +38,24 @@ def conceal_transfer(raw: bytes, *, drop: bool = False) -> bytes:
         return raw
     head = raw[: match.start()] if drop else raw[: match.end()] + b"null"
     return head + conceal_transfer(text[length:].encode(), drop=drop)
+
+
+def conceal(raw: bytes, names: tuple[str, ...]) -> bytes:
+    """The answer with every member of these names null; the same object when it has nothing to hide."""
+    match = _filled_in(names).search(raw)
+    if match is None:
+        return raw
+    try:
+        text = raw[match.end() :].decode()
+        _, length = json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        return raw
+    return raw[: match.end()] + b"null" + conceal(text[length:].encode(), names)
+
+
+@functools.cache
+def _filled_in(names: tuple[str, ...]) -> re.Pattern[bytes]:
+    return re.compile(rb'"(?:' + "|".join(names).encode() + rb')"\s*:\s*(?=[^\sn])')
 
 
 class LastEventHolder:

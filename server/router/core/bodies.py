@@ -77,19 +77,19 @@ _ENGINE_TOOLS: Final = frozenset({"code_interpreter", "container", "mcp", "web_s
 
 
 def prefill_body(
-    request: TurnRequest, kv_transfer_params: dict[str, Any], *, token_ids: bool = False
+    request: TurnRequest, kv_transfer_params: dict[str, Any] | None, *, token_ids: bool = False
 ) -> dict[str, Any]:
     """Body that makes an engine compute the prompt and one token, which nobody reads.
 
     Args:
         request: What the client asks for.
-        kv_transfer_params: What prefill is told of the transfer.
+        kv_transfer_params: What prefill is told of the transfer; None tells it nothing.
         token_ids: Let the answer say the prompt's token ids, where the endpoint can.
     """
     body = {**_forwarded(request, without=_ANSWER_FIELDS), **_ONE_TOKEN[request.path]}
     if token_ids and request.path in _RETURNING:
         body["return_token_ids"] = True
-    return {**body, "kv_transfer_params": kv_transfer_params}
+    return body if kv_transfer_params is None else {**body, "kv_transfer_params": kv_transfer_params}
 
 
 def returns_token_ids(path: str) -> bool:

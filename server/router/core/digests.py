@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NewType
 
 from bidikv_server.router.core.json_bytes import canonical
 from bidikv_server.router.core.paths import CHAT_PATH
-from bidikv_server.router.core.prompts import CHUNK_CHARACTERS, CHUNK_IDS, Prompt, read_prompt
+from bidikv_server.router.core.prompts import CHUNK_CHARACTERS, CHUNK_IDS, Prompt, chat_step, read_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -64,6 +64,11 @@ def chain(
     if prompt.rest is None and prefixes:
         return Chain(prefixes, prefixes[-1], sizes)
     return Chain(prefixes, _step(seed, canonical(prompt.rest)), sizes)
+
+
+def with_message(prefix: Digest, message: Mapping[str, Any]) -> Digest:
+    """Digest of a chat's prefix with one more message, as it is once a client has sent it back."""
+    return _step(prefix, canonical(chat_step(message)))
 
 
 def _seed(prompt: Prompt, scope: Scope) -> bytes:

@@ -76,6 +76,11 @@ def read_prompt(path: str, body: Mapping[str, Any], *, normalise: bool = True) -
     return _completion(body.get("prompt"), options)
 
 
+def chat_step(message: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The step that an engine's answer to a chat will be in a later prompt."""
+    return _chat_message(dict(message), normalise=True)
+
+
 def parsed(arguments: Any) -> Any:
     """A tool call's arguments as values: clients write the same JSON with other white space."""
     if not isinstance(arguments, str):

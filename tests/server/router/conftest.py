@@ -58,13 +58,19 @@ async def start(anyio_backend):
     async with contextlib.AsyncExitStack() as stack:
 
         async def _start(
-            prefill: int = 1, decode: int = 1, decode_before: tuple[str, ...] = (), **settings: Any
+            prefill: int = 1,
+            decode: int = 1,
+            decode_before: tuple[str, ...] = (),
+            kind: type[FakeEngine] = FakeEngine,
+            **settings: Any,
         ) -> Cluster:
-            engines = [FakeEngine(f"prefill-{number}") for number in range(prefill)]
-            engines += [FakeEngine(f"decode-{number}") for number in range(decode)]
+            engines = [kind(f"prefill-{number}") for number in range(prefill)]
+            engines += [kind(f"decode-{number}") for number in range(decode)]
             for number, engine in enumerate(engines[prefill:]):
                 engine.publish_index(f"id-{number}", f"10.0.0.{number}:7000")
             urls = await stack.enter_async_context(serving(*engines))
+            # What depends on the engines' addresses is given as a function of them.
+            settings = {name: value(urls) if callable(value) else value for name, value in settings.items()}
             app = create_app(
                 RouterSettings(
                     prefill=tuple(urls[:prefill]),
