@@ -28,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl import (  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils import get_base_request_id  # noqa: E402
 from vllm.entrypoints.openai.chat_completion import protocol as chat  # noqa: E402
 from vllm.entrypoints.openai.completion import protocol as completion  # noqa: E402
+from vllm.entrypoints.openai.completion import serving as completion_serving  # noqa: E402
 from vllm.entrypoints.scale_out.render import api_router as render_router  # noqa: E402
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest  # noqa: E402
 from vllm.sampling_params import SamplingParams  # noqa: E402
@@ -243,6 +244,12 @@ def test_token_ids_come_where_they_are_read():
     assert {"prompt_token_ids", "token_ids"} <= set(completion.CompletionResponseChoice.model_fields)
     for asked in (chat.ChatCompletionRequest, completion.CompletionRequest):
         assert "return_token_ids" in asked.model_fields
+
+
+def test_token_ids_change_an_answer_that_repeats_its_prompt():
+    """Why they are not asked for then."""
+    body = source(completion_serving.OpenAIServingCompletion.request_output_to_completion_response)
+    assert re.search(r'if request.echo:\s+if request.return_token_ids:\s+prompt_text = ""', body)
 
 
 def test_render():

@@ -21,13 +21,13 @@ from bidikv_server.reasons import Reason
 from bidikv_server.router.core.accounts import read_prefill_answer
 from bidikv_server.router.core.answers import conceal, conceal_transfer
 from bidikv_server.router.core.bodies import prefill_body, returns_token_ids
-from bidikv_server.router.core.content import has_media
 from bidikv_server.router.core.decoded import read_decoded
 from bidikv_server.router.core.digests import with_message
 from bidikv_server.router.core.handles import Handle, HandleBook, block_digests, first_blocks, proven_blocks
 from bidikv_server.router.core.json_bytes import encode_from
 from bidikv_server.router.core.outcomes import unaccounted
 from bidikv_server.router.core.paths import CHAT_PATH
+from bidikv_server.router.core.prompt_tokens import Tokenised, obstacle
 from bidikv_server.router.errors import UpstreamFault
 from bidikv_server.router.transfer.names import NIXL_BIDIRECTIONAL
 from bidikv_server.router.transfer.system import Leg, LegOrder
@@ -174,8 +174,14 @@ def rendered_tokens(raw: bytes) -> list[int] | None:
 
 
 def _is_provable(attempt: Attempt) -> bool:
-    """Whether tokens say all of the prompt, and decode says them: media stand behind tokens that are alike for all."""
-    return returns_token_ids(attempt.request.path) and not has_media(attempt.request.body)
+    """Whether tokens say all of the prompt, and decode can be asked for them.
+
+    Media stand behind tokens that are alike for all, and an answer that repeats the prompt (`echo`) comes out otherwise
+    where token ids are asked for.
+    """
+    request = attempt.request
+    in_the_way = obstacle(request.path, request.body)
+    return returns_token_ids(request.path) and in_the_way not in {Tokenised.MEDIA, Tokenised.NEEDS_TEXT}
 
 
 def _on_the_way(attempt: Attempt) -> Sequence[Digest]:

@@ -239,6 +239,16 @@ async def test_media(cluster, monkeypatch):
     assert cluster.prefill[0].rendered == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_repeated_prompts(cluster, stream):
+    """An answer that repeats its prompt comes out otherwise where token ids are asked for, so they are not."""
+    for _ in range(2):
+        body = {"model": "m", "prompt": "long ago " * 40, "echo": True, "stream": stream}
+        await cluster.client.post("/v1/completions", json=body, headers=SESSION)
+        assert "return_token_ids" not in cluster.decode[0].answered[-1].body
+        assert asked(cluster) == NOTHING_TO_PULL
+
+
 @pytest.mark.parametrize("lost", ["remote_host", "remote_blocks_expiry_time", "remote_request_id"])
 async def test_incomplete_handles(cluster, monkeypatch, lost):
     """A handle without an address, or without the expiry that prefill checks, is none."""
