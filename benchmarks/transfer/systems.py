@@ -24,7 +24,7 @@ from bidikv_server.launch.cluster import Cluster, ClusterSpec
 from bidikv_server.launch.model import prepare_smollm2
 from bidikv_server.launch.ports import free_ports
 
-BENCHMARKS: Final = Path(__file__).parent.parent
+HERE: Final = Path(__file__).parent
 STORY: Final = (
     "The old lighthouse stood on a rock in the sea. Every evening the keeper climbed the stairs and lit the lamp. "
     "Ships from many countries passed, and the keeper wrote their names into a book. "
@@ -40,15 +40,12 @@ class System:
         config: vLLM's `--kv-transfer-config` of both engines.
         prefill: What differs on prefill.
         decode: What differs on decode.
-        env: Variables of all engines.
-        settings: Variables of the router.
         bootstrap: Prefill has a bootstrap server.
     """
 
     config: dict[str, Any]
     prefill: dict[str, Any] = field(default_factory=dict)
     decode: dict[str, Any] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
     bootstrap: bool = False
 
 
@@ -82,6 +79,7 @@ OFFLOADING: Final = {
 }
 MOONCAKE: Final = {
     "kv_connector": "MooncakeConnector",
+    "kv_connector_module_path": "mooncake_cpu",
     "kv_load_failure_policy": "recompute",
     "kv_connector_extra_config": {"mooncake_protocol": "tcp"},
 }
@@ -172,8 +170,13 @@ def conversation(cluster: Cluster) -> int:
 def run(name: str, args: argparse.Namespace) -> int:
     """One system; how many answers were wrong."""
     system = SYSTEMS[name]
-    paths = [str(BENCHMARKS / "connector"), *args.packages, *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **system.env, **dict(args.env)}
+    paths = [
+        str(HERE),
+        str(HERE.parent / "connector"),
+        *args.packages,
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
+    env = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **dict(args.env)}
     router_args = ["--transfer", name.partition(" ")[0], "--readback"]
     if system.bootstrap:
         (port,) = free_ports(1)
