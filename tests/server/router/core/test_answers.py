@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bidikv_server.router.core.answers import LAST_RESPONSE_EVENT, LastEventHolder, conceal_transfer
+from bidikv_server.router.core.answers import LAST_RESPONSE_EVENT, LastEventHolder, conceal, conceal_transfer
 
 KEY = b'"kv_transfer_params"'
 
@@ -66,3 +66,15 @@ def test_a_stream_without_a_last_event():
     """Whatever was held back comes in the end."""
     holder = LastEventHolder(LAST_RESPONSE_EVENT)
     assert holder.feed(b"data: 1\n\nevent: resp") + holder.end() == b"data: 1\n\nevent: resp"
+
+
+def test_other_members():
+    """Members of other names are hidden alike; text that looks like one stays, and so does what is null."""
+    raw = (
+        b'{"token_ids":[1,[2]],"text":"\\"token_ids\\":[1]","prompt_token_ids" : [3],"x":{"token_ids":null}}'
+    )
+    shown = (
+        b'{"token_ids":null,"text":"\\"token_ids\\":[1]","prompt_token_ids" : null,"x":{"token_ids":null}}'
+    )
+    assert conceal(raw, ("prompt_token_ids", "token_ids")) == shown
+    assert conceal(shown, ("prompt_token_ids", "token_ids")) is shown
