@@ -126,6 +126,33 @@ class _Engine:
     said: EngineLoad = _IDLE
     backlog_tokens: int = 0
     circuit: Circuit = field(default_factory=Circuit)
+    seen: EngineSnapshot | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Whatever changes, the snapshot is no longer true. Every turn looks at every engine, and changes two of them."""
+        object.__setattr__(self, name, value)
+        if name != "seen":
+            object.__setattr__(self, "seen", None)
+
+    def snapshot(self, url: EngineUrl) -> EngineSnapshot:
+        """As it is now."""
+        if self.seen is None or self.seen.circuit is not self.circuit.state:
+            self.seen = EngineSnapshot(
+                url,
+                self.role,
+                self.healthy,
+                self.in_flight,
+                self.indexes,
+                self.draining or self.leaving,
+                self.leaving,
+                self.expected,
+                self.others,
+                self.said.waiting,
+                self.said.kv_usage,
+                self.backlog_tokens,
+                self.circuit.state,
+            )
+        return self.seen
 
 
 class EngineTable:
@@ -158,23 +185,7 @@ class EngineTable:
     def snapshots(self, role: Role) -> tuple[EngineSnapshot, ...]:
         """All engines of one role, in the order in which they were listed. Changes nothing."""
         return tuple(
-            EngineSnapshot(
-                url,
-                role,
-                engine.healthy,
-                engine.in_flight,
-                engine.indexes,
-                engine.draining or engine.leaving,
-                engine.leaving,
-                engine.expected,
-                engine.others,
-                engine.said.waiting,
-                engine.said.kv_usage,
-                engine.backlog_tokens,
-                engine.circuit.state,
-            )
-            for (url, engine_role), engine in self._engines.items()
-            if engine_role is role
+            engine.snapshot(url) for (url, _), engine in self._engines.items() if engine.role is role
         )
 
     def add(self, url: EngineUrl, role: Role) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bidikv.headers import TurnHeader
-    from bidikv_server.router.core.choices import DecodePolicy, ModePolicy, PrefillOption, PrefillPolicy
+    from bidikv_server.router.core.choices import DecodePolicy, ModePolicy, PrefillPolicy
     from bidikv_server.router.core.conversations import Holder, Match
     from bidikv_server.router.core.forecast import Known
     from bidikv_server.router.core.ids import EngineUrl
@@ -199,39 +199,27 @@ def plan_route(
         return replace(plan, reason=barred or Reason.NO_PREFILL)
     sources, reason = _sources(match, engines, barred)
     option, choice = policies.prefill(tuple(prefill_option(engine, known, sources) for engine in options))
-    plan = replace(
+    mode, why, tokens = Mode.RECOMPUTE, ModeReason.ONLY_WAY, option.computed_tokens
+    if sources:
+        may_run_alone = held and not prefill_required
+        mode, why = policies.mode(mode_view(option, decode, known, may_run_alone=may_run_alone))
+        if mode is Mode.ALONE and not prefill_required:
+            return replace(plan, reason=Reason.DECODE_CHEAPER, mode_reason=why)
+        if mode is Mode.RECOMPUTE:
+            sources, reason, tokens = (), Reason.RECOMPUTE_CHEAPER, tokens + option.pulled_tokens
+        elif mode is Mode.ALONE:
+            mode, why = Mode.READBACK, ModeReason.ONLY_WAY
+    return replace(
         plan,
         prefill=option.engine,
         sources=sources,
         reason=reason,
         prefill_choice=choice,
-        mode=Mode.READBACK if sources else Mode.RECOMPUTE,
-        prefill_tokens=option.computed_tokens,
+        mode=mode,
+        mode_reason=why,
+        prefill_tokens=tokens,
         cached_tokens=option.cached_tokens,
     )
-    if not sources:
-        return plan
-    mode, why = policies.mode(mode_view(option, decode, known, may_run_alone=held and not prefill_required))
-    if mode is Mode.ALONE and prefill_required:
-        return plan
-    return _in_mode(plan, option, mode, why)
-
-
-def _in_mode(plan: RoutePlan, option: PrefillOption, mode: Mode, why: ModeReason) -> RoutePlan:
-    plan = replace(plan, mode=mode, mode_reason=why)
-    if mode is Mode.ALONE:
-        return replace(
-            plan,
-            prefill=None,
-            prefill_choice=PrefillChoice.NONE,
-            prefill_tokens=0,
-            sources=(),
-            reason=Reason.DECODE_CHEAPER,
-        )
-    if mode is Mode.RECOMPUTE:
-        computed = option.computed_tokens + option.pulled_tokens
-        return replace(plan, prefill_tokens=computed, sources=(), reason=Reason.RECOMPUTE_CHEAPER)
-    return plan
 
 
 def _available(
