@@ -19,6 +19,19 @@ _ADMIN_OR_TENANT: Final[list[Json]] = [{"adminKey": []}, {"apiKey": []}]
 _TEXT_OR_LIST: Final[Json] = {"oneOf": [{"type": "string"}, {"type": "array", "items": {}}]}
 _MESSAGES: Final[Json] = {"type": "array", "items": {"type": "object"}}
 _MODEL: Final[Json] = {"type": "string", "minLength": 1}
+_CONVERSATION: Final[Json] = {
+    "name": "key",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    "description": "As an answer's header `x-bidikv-session` has it.",
+}
+_LIMIT: Final[Json] = {
+    "name": "limit",
+    "in": "query",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 1000},
+}
+_NUMBER: Final[Json] = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
 _TURN_FIELDS: Final[Json] = {
     "model": _MODEL,
     "stream": {"type": "boolean"},
@@ -50,7 +63,7 @@ def describe() -> Json:
             "description": "OpenAI's and Anthropic's APIs in front of prefill and decode engines.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "paths": {**_turns(), **_passed_on(), **_responses(), **_state(), **_admin()},
+        "paths": {**_turns(), **_passed_on(), **_responses(), **_own(), **_state(), **_admin()},
         "components": {
             "securitySchemes": {
                 "apiKey": {
@@ -168,7 +181,7 @@ def _responses() -> Json:
     after = {
         "name": "starting_after",
         "in": "query",
-        "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1},
+        "schema": _NUMBER,
     }
     errors = ("400", "401", "404", "502", "503", "504")
     return {
@@ -192,6 +205,35 @@ def _responses() -> Json:
     }
 
 
+def _own() -> Json:
+    """What a caller may ask of its own conversations."""
+    errors = ("400", "401", "404", "413")
+    wait: Json = {
+        "type": "object",
+        "required": ["wait_s"],
+        "properties": {"wait_s": {"type": "number", "exclusiveMinimum": 0, "maximum": 10**9}},
+    }
+    return {
+        "/v1/bidikv/conversations/{key}": {
+            "get": _operation(
+                "Why turns reused what they did", answer="It.", parameters=[_CONVERSATION], errors=errors
+            ),
+            "delete": _operation(
+                "End a conversation", answer="What became of it.", parameters=[_CONVERSATION], errors=errors
+            ),
+        },
+        "/v1/bidikv/conversations/{key}/wait": {
+            "post": _operation(
+                "Say that the next turn takes its time",
+                answer="How long decode keeps what it holds.",
+                parameters=[_CONVERSATION],
+                body=wait,
+                errors=errors,
+            )
+        },
+    }
+
+
 def _state() -> Json:
     """Endpoints without a key."""
     up = {"503": "It does not."}
@@ -205,15 +247,9 @@ def _state() -> Json:
 
 
 def _admin() -> Json:
-    key = {
-        "name": "key",
-        "in": "path",
-        "required": True,
-        "schema": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
-    }
     page: list[Json] = [
-        {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 1000}},
-        {"name": "before", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}},
+        _LIMIT,
+        {"name": "before", "in": "query", "schema": _NUMBER},
         {"name": "tenant", "in": "query", "schema": {"type": "string"}},
     ]
     engine: Json = {"type": "object", "required": ["url"], "properties": {"url": {"type": "string"}}}
@@ -237,20 +273,35 @@ def _admin() -> Json:
             "get": _operation(
                 "Why turns reused what they did",
                 answer="The conversation.",
-                parameters=[key],
+                parameters=[_CONVERSATION],
                 errors=common,
                 security=_ADMIN_OR_TENANT,
             ),
             "delete": _operation(
                 "Release a conversation",
                 answer="What became of it.",
-                parameters=[key],
+                parameters=[_CONVERSATION],
                 errors=common,
                 security=_ADMIN_OR_TENANT,
             ),
         },
         "/bidikv/v1/engines/drain": drain("Give an engine no new legs"),
         "/bidikv/v1/engines/undrain": drain("Give a drained engine legs again"),
+        "/bidikv/v1/overview": {
+            "get": _operation("The router at a glance", answer="Counts.", errors=common, security=_ADMIN)
+        },
+        "/bidikv/v1/engines": {
+            "get": _operation("All engines", answer="Their state.", errors=common, security=_ADMIN)
+        },
+        "/bidikv/v1/turns": {
+            "get": _operation(
+                "The last turns, newest first",
+                answer="Them.",
+                parameters=[_LIMIT, {"name": "after", "in": "query", "schema": _NUMBER}],
+                errors=("400", *common),
+                security=_ADMIN,
+            )
+        },
         "/bidikv/v1/config": {
             "get": _operation("Settings in effect", answer="Without secrets.", errors=common, security=_ADMIN)
         },

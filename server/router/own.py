@@ -6,12 +6,11 @@ turns only. Unlike the admin API this needs no setting: it shows nobody anything
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from bidikv_server.router.core.ids import ConversationKey, tenant_of
+from bidikv_server.router.core.json_bytes import InvalidJson, read_value
 from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound
 from bidikv_server.router.replies import headers_of
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "/v1/bidikv/"
 _ONE: Final = re.compile(re.escape(PREFIX) + r"conversations/([0-9a-f]{32})(/wait)?")
+_MOST_S: Final = 2.0**63
+"""More than anybody waits; JSON has whole numbers that no float can hold."""
 
 
 class OwnRoutes:
@@ -75,11 +76,11 @@ class OwnRoutes:
 
 def _seconds(raw: bytes) -> float:
     try:
-        body: Any = json.loads(raw)
-    except (ValueError, RecursionError):
+        body: Any = read_value(raw)
+    except (InvalidJson, RecursionError):
         raise BadRequest("The request body is not valid JSON.") from None
     wait_s = body.get("wait_s") if isinstance(body, dict) else None
-    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 < wait_s < math.inf:
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 < wait_s < _MOST_S:
         raise BadRequest(
             "The field 'wait_s' is required and must be a number of seconds above 0.", param="wait_s"
         )

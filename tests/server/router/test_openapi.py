@@ -22,7 +22,7 @@ from bidikv_server.router.settings import RouterSettings
 
 pytestmark = pytest.mark.anyio
 
-EXAMPLES = 10
+EXAMPLES = 7
 """Of each operation and mode."""
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 OPERATIONS = {
@@ -45,8 +45,26 @@ def test_every_endpoint_is_described():
         for path in ("/v1/responses/resp_1", "/v1/responses/resp_1/cancel")
         for method in app._responses.endpoints(path)
     }
-    described = {key for key in OPERATIONS if not key[0].startswith("/bidikv/")}
+    described = {key for key in OPERATIONS if "/bidikv/" not in key[0]}
     assert described == served
+
+
+@pytest.mark.parametrize(("path", "method"), [key for key in OPERATIONS if key[0].startswith("/v1/bidikv/")])
+async def test_every_described_endpoint_of_ones_own_is_there(start, path, method):
+    """Also for a caller who has no such conversation."""
+    cluster = await start()
+    answer = await cluster.client.request(method, path.format(key="0" * 32), json={"wait_s": 1})
+    assert answer.status_code == 404
+    assert "no endpoint" not in answer.text
+
+
+@pytest.mark.parametrize("wait_s", ["1" + "0" * 400, "9" * 5000, "1e300", "1e999", "-1", "true", "null"])
+async def test_absurd_waits(start, wait_s):
+    """A number that no clock has is the client's mistake."""
+    cluster = await start()
+    path = f"/v1/bidikv/conversations/{'0' * 32}/wait"
+    answer = await cluster.client.post(path, content=f'{{"wait_s": {wait_s}}}')
+    assert answer.status_code == 400
 
 
 @pytest.mark.parametrize(("path", "method"), [key for key in OPERATIONS if key[0].startswith("/bidikv/")])
