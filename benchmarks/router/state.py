@@ -21,13 +21,13 @@ from typing import Any
 
 import redis
 from prometheus_client import CollectorRegistry
-from table import HOLDERS, prompt, record, scope_of
 
 from bidikv_server.router.core.conversations import ConversationTable
 from bidikv_server.router.core.history import History
 from bidikv_server.router.settings import RouterSettings
 from bidikv_server.router.state.create import create_store
 from bidikv_server.router.state.store import Clock, StateStore
+from table import HOLDERS, prompt, record, scope_of
 
 
 def make_store(url: str | None) -> StateStore:
