@@ -118,7 +118,7 @@ def _begin(options: Any, settings: Settings, client_headers: Mapping[str, object
     headers = options.headers if isinstance(options.headers, Mapping) else {}
     body = options.json_data if isinstance(options.json_data, Mapping) else {}
     whole = {**body, **options.extra_json} if isinstance(options.extra_json, Mapping) else body
-    identity = resolve(headers, whole, settings.conversation, client_headers)
+    identity = resolve(headers, whole, settings.conversation, client_headers, secret=settings.secret)
     turn, added = headers_for(identity, headers, whole, client_headers, readback=settings.readback)
     report = TurnReport(session=identity.session, index=turn.index if turn is not None else None)
     reviewed: Reviewed | None = None

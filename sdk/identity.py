@@ -44,6 +44,8 @@ def resolve(
     body: Mapping[str, object],
     client_conversation: Conversation | None,
     client_headers: Mapping[str, object],
+    *,
+    secret: bytes | None = None,
 ) -> Identity:
     """Choose; the first that says something wins.
 
@@ -60,21 +62,21 @@ def resolve(
             return Identity(session=session)
         log.debug("the body's session_id is not a session id that gateways let through; sending no header")
         return Identity()
-    conversation = current_conversation() or ambient_conversation() or client_conversation
+    conversation = ambient_conversation(body, secret) or current_conversation() or client_conversation
     if conversation is not None:
         return Identity(session=conversation.id, conversation=conversation)
     _, value = find_header(client_headers, SESSION_HEADER)
     return Identity(session=value if isinstance(value, str) else None, explicit=True)
 
 
-def ambient_conversation() -> Conversation | None:
-    """The conversation of the LangGraph run that surrounds this call; None outside of one."""
+def ambient_conversation(body: Mapping[str, object], secret: bytes | None = None) -> Conversation | None:
+    """The conversation of the LangGraph run that surrounds this call, or what stands beside the current one; None outside."""
     if "langchain_core" not in sys.modules:
         return None
     try:
-        from bidikv.integrations._config import ambient_conversation as from_langgraph  # noqa: PLC0415
+        from bidikv.integrations._threads import ambient_conversation as from_langgraph  # noqa: PLC0415
 
-        return from_langgraph()
+        return from_langgraph(body.get("messages", body.get("input")), secret=secret)
     except (ImportError, AttributeError, TypeError, ValueError):
         log.debug("no conversation from the surrounding LangGraph run", exc_info=True)
         return None

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from bidikv.integrations.langgraph import BidiKVChat
+    from bidikv.integrations._adapt import adapt
+    from bidikv.integrations.langgraph import BidiKVChat, aclose_thread, close_thread, thread_report
+    from bidikv.integrations.middleware import BidiKVMiddleware
 
-__all__ = ["BidiKVChat"]
+__all__ = ["BidiKVChat", "BidiKVMiddleware", "aclose_thread", "adapt", "close_thread", "thread_report"]
+
+_HOMES: Final = {
+    "BidiKVChat": "langgraph",
+    "BidiKVMiddleware": "middleware",
+    "aclose_thread": "langgraph",
+    "adapt": "langgraph",
+    "close_thread": "langgraph",
+    "thread_report": "langgraph",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name != "BidiKVChat":
+    """Load an exported name from the module that defines it, once."""
+    home = _HOMES.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from bidikv.integrations import langgraph  # noqa: PLC0415 - the framework is loaded when asked for
-
-    globals()[name] = langgraph.BidiKVChat
-    return langgraph.BidiKVChat
+    value: object = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value

@@ -64,6 +64,8 @@ def _message(
         kept["reasoning"] = reasoning
     if raw_by_id:
         kept["args"] = raw_by_id
+    if answer.content is None:
+        kept["null"] = True
     return AIMessage(
         content=answer.content or "",
         additional_kwargs={KEPT: kept} if kept else {},
@@ -82,6 +84,7 @@ class AnswerChunks:
         self._usage: Any = None
         self._model = ""
         self._finish_reason: str | None = None
+        self._has_text = False
 
     def convert(self, chunk: ChatCompletionChunk) -> ChatGenerationChunk | None:
         """Convert a chunk; None if it holds nothing to show. Usage and finish reason wait for `last`."""
@@ -96,6 +99,7 @@ class AnswerChunks:
             kept["reasoning"] = reasoning
         calls = [self._call(delta, kept) for delta in choice.delta.tool_calls or ()]
         text = choice.delta.content or ""
+        self._has_text = self._has_text or bool(text)
         if not text and not calls and not kept:
             return None
         message = AIMessageChunk(
@@ -120,8 +124,11 @@ class AnswerChunks:
 
     def last(self, report: TurnReport | None) -> ChatGenerationChunk:
         """The closing chunk: all that may be said only once, because merging adds numbers up."""
+        # A stream opens with an empty text either way; an answer that is nothing but tool calls has none.
+        null = bool(self._call_ids) and not self._has_text
         message = AIMessageChunk(
             content="",
+            additional_kwargs={KEPT: {"null": True}} if null else {},
             usage_metadata=_usage(self._usage, report),
             response_metadata=_metadata(self._model, self._finish_reason, report),
             chunk_position="last",
@@ -141,16 +148,22 @@ def _metadata(model: str, finish_reason: str | None, report: TurnReport | None) 
         "finish_reason": finish_reason,
     }
     if report is not None:
-        metadata[KEPT] = {
-            "reason": report.reason,
-            "prompt_tokens": report.prompt_tokens,
-            "remote_tokens": report.remote_tokens,
-            "local_tokens": report.local_tokens,
-            "computed_tokens": report.computed_tokens,
-            "ttft_s": report.ttft_s,
-            "session": report.session,
-        }
+        metadata[KEPT] = account(report)
     return metadata
+
+
+def account(report: TurnReport) -> dict[str, Any]:
+    """What `response_metadata["bidikv"]` says of a turn. Counts are prompt tokens."""
+    return {
+        "reason": report.reason,
+        "prompt_tokens": report.prompt_tokens,
+        "remote_tokens": report.remote_tokens,
+        "local_tokens": report.local_tokens,
+        "computed_tokens": report.computed_tokens,
+        "ttft_s": report.ttft_s,
+        "session": report.session,
+        "drift": None if report.drift is None else report.drift.kind,
+    }
 
 
 def _usage(usage: Any, report: TurnReport | None) -> UsageMetadata | None:

@@ -1,23 +1,24 @@
-"""The conversation that a LangChain config stands for."""
+"""What a LangChain config says of a call: which thread, which node of a graph, and whether it is one on the side. Pure."""
 
 from __future__ import annotations
 
 import re
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from langchain_core.runnables.config import ensure_config
 
-from bidikv.conversations import Conversation, current_conversation
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from langchain_core.runnables import RunnableConfig
 
 # LangGraph appends the id of the running task to each node's name, and that changes with every step.
 _TASK_ID: Final = re.compile(r":[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_SENT: Final = "__pregel_push"
+"""How LangGraph marks a task that was sent (`Send`), of which one node may run many at once."""
 
 _scoped: ContextVar[RunnableConfig | None] = ContextVar("bidikv_langchain_config", default=None)
 
@@ -45,44 +46,65 @@ def node_path(checkpoint_ns: object) -> str:
     return _TASK_ID.sub("", checkpoint_ns) if isinstance(checkpoint_ns, str) else ""
 
 
-def ambient_conversation() -> Conversation | None:
-    """The conversation of the surrounding run; None outside of one, or if it has no thread."""
-    return conversation_of(call_config())
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a thread a call comes from.
 
-
-def call_conversation(chosen: Conversation | None) -> Conversation | None:
-    """The conversation of a chat model's call: the model's own, else the current one, else the run's.
-
-    Calls that middleware makes for itself (summaries, tool selection) get one beside it, so that they do not pass for
-    its next turn.
+    Attributes:
+        thread: The thread.
+        path: Nodes from the outermost graph inwards, without the ids of their tasks.
+        graph: Namespace of the graph that the node belongs to, with the ids: one run of it.
+        agent: Name of the agent that the node belongs to, where it has one.
+        side: What middleware calls its own call (a summary, a selection of tools); None for a turn of the agent.
+        one_of_many: Others of this path may run at once, or have run: the node was sent, or its graph is a run of its own.
     """
-    config = call_config()
-    conversation = chosen or current_conversation() or _of_thread(config)
-    return _aside(conversation, config.get("metadata") or {})
+
+    thread: str
+    path: str
+    graph: str
+    agent: str | None
+    side: str | None
+    one_of_many: bool
+
+    @property
+    def label(self) -> str | None:
+        """For the router's logs."""
+        return self.agent or self.path.rpartition("|")[2] or None
+
+    @property
+    def graph_above(self) -> str | None:
+        """Namespace of the graph around this one; None for an outermost one."""
+        return self.graph.rpartition("|")[0] if self.graph else None
 
 
-def conversation_of(config: RunnableConfig) -> Conversation | None:
-    """The conversation that a config's thread and node stand for; None without a thread."""
-    return _aside(_of_thread(config), config.get("metadata") or {})
-
-
-def _of_thread(config: RunnableConfig) -> Conversation | None:
+def place_of(config: RunnableConfig) -> Place | None:
+    """The place that a config stands for; None without a thread."""
     configurable, metadata = config.get("configurable") or {}, config.get("metadata") or {}
     thread = configurable.get("thread_id")
     if thread is None:  # the two can disagree; the checkpointer goes by the former
         thread = metadata.get("thread_id")
     if thread is None:
         return None
-    path = node_path(configurable.get("checkpoint_ns"))
-    above, _, name = path.rpartition("|")
-    conversation = Conversation(("langgraph", str(thread), path), agent=name or None)
-    if above:
-        conversation.parent = Conversation(("langgraph", str(thread), above)).id
-    return conversation
+    namespace = configurable.get("checkpoint_ns")
+    namespace = namespace if isinstance(namespace, str) else ""
+    graph = namespace.rpartition("|")[0]
+    agent, route = metadata.get("lc_agent_name"), metadata.get("langgraph_path")
+    sent = isinstance(route, tuple | list) and _SENT in route
+    return Place(
+        thread=str(thread),
+        path=node_path(namespace),
+        graph=graph,
+        agent=agent if isinstance(agent, str) and agent else None,
+        side=side_of(config),
+        one_of_many=sent or _TASK_ID.search(graph) is not None,
+    )
 
 
-def _aside(conversation: Conversation | None, metadata: Mapping[str, Any]) -> Conversation | None:
-    source = metadata.get("lc_source") or metadata.get("lc_internal_call")
-    if conversation is None or not source:
-        return conversation
-    return conversation.child(source if isinstance(source, str) else "internal", kind="aux", retain_s=0.0)
+def side_of(config: RunnableConfig) -> str | None:
+    """What middleware calls the call that it makes for itself; None for any other."""
+    metadata = config.get("metadata") or {}
+    source = metadata.get("lc_source")
+    if isinstance(source, str) and source:
+        return source
+    # The other mark's value is a secret of the process.
+    return "internal" if source or metadata.get("lc_internal_call") else None

@@ -26,21 +26,22 @@ if TYPE_CHECKING:
     from langchain_core.messages import InvalidToolCall, ToolCall
 
 KEPT: Final = "bidikv"
-"""Key of `AIMessage.additional_kwargs` under which the raw text is kept: {"reasoning": str, "args": {call id: str}}."""
+"""Key of `AIMessage.additional_kwargs` under which is kept what LangChain's own fields lose:
+{"reasoning": str, "args": {call id: str}, "null": True where the answer had no content, not even an empty one}."""
 
 
-def to_wire(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Convert a history, in order.
+def to_wire(messages: Sequence[BaseMessage], *, reasoning: bool = True) -> list[dict[str, Any]]:
+    """Convert a history, in order, with or without the model's reasoning.
 
     Raises:
         TypeError: A message has a type that chat completions do not know.
     """
-    return [_message(message) for message in messages]
+    return [_message(message, reasoning=reasoning) for message in messages]
 
 
-def _message(message: BaseMessage) -> dict[str, Any]:
+def _message(message: BaseMessage, *, reasoning: bool) -> dict[str, Any]:
     if isinstance(message, AIMessage):
-        return _assistant(message)
+        return _assistant(message, reasoning=reasoning)
     if isinstance(message, ToolMessage):
         return {"role": "tool", "tool_call_id": message.tool_call_id, "content": _content(message.content)}
     if isinstance(message, HumanMessage):
@@ -55,11 +56,12 @@ def _message(message: BaseMessage) -> dict[str, Any]:
     return {**wire, "name": message.name} if message.name else wire
 
 
-def _assistant(message: AIMessage) -> dict[str, Any]:
+def _assistant(message: AIMessage, *, reasoning: bool) -> dict[str, Any]:
     """No `name`: frameworks add it, the model never generated it, and templates may print it."""
     kept = message.additional_kwargs.get(KEPT) or {}
-    wire: dict[str, Any] = {"role": "assistant", "content": _text(message.content)}
-    if kept.get("reasoning"):
+    text = _text(message.content)
+    wire: dict[str, Any] = {"role": "assistant", "content": None if kept.get("null") and not text else text}
+    if reasoning and kept.get("reasoning"):
         wire["reasoning"] = kept["reasoning"]
     raw = kept.get("args") or {}
     calls = [_tool_call(call, raw) for call in message.tool_calls]

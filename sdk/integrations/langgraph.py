@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 from bidikv.errors import ConfigurationError, MissingIntegrationError
@@ -15,31 +16,50 @@ except ModuleNotFoundError as error:
         raise
     raise MissingIntegrationError("langgraph", "langchain-core") from error
 
-from pydantic import Field, PrivateAttr, SecretStr
+import openai
+from pydantic import Field, InstanceOf, PrivateAttr, SecretStr
 
 from bidikv.client import AsyncOpenAI, OpenAI
 from bidikv.conversations import Conversation
+from bidikv.drift import Drift
 from bidikv.headers import READBACK_HEADER
 from bidikv.integrations import _structured
+from bidikv.integrations._adapt import adapt, owning
 from bidikv.integrations._answers import AnswerChunks, to_result
-from bidikv.integrations._config import call_conversation, scope
+from bidikv.integrations._errors import mark, marked
 from bidikv.integrations._messages import to_wire
+from bidikv.integrations._scoped import Scoped
+from bidikv.integrations._threads import aclose_thread, call_conversation, close_thread, thread_report
+from bidikv.integrations._tools import awrap_tool_call, wrap_tool_call
+from bidikv.memory import Memory, Restore
+from bidikv.retry import RetryPolicy
 from bidikv.reuse import turn_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
     from langchain_core.language_models import LanguageModelInput
-    from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+    from langchain_core.language_models.chat_models import LangSmithParams
+    from langchain_core.messages import AIMessage, BaseMessage
     from langchain_core.outputs import ChatGenerationChunk, ChatResult
-    from langchain_core.runnables import Runnable, RunnableConfig
+    from langchain_core.runnables import Runnable
     from langchain_core.tools import BaseTool
+
+__all__ = [
+    "BidiKVChat",
+    "aclose_thread",
+    "adapt",
+    "awrap_tool_call",
+    "close_thread",
+    "thread_report",
+    "wrap_tool_call",
+]
 
 _NO_KEY = "none"  # routers rarely ask for one; the environment's key belongs to another service
 
 
-class BidiKVChat(BaseChatModel):
+class BidiKVChat(Scoped, BaseChatModel):
     """Chat completions with a conversation per LangGraph thread and node, and the history sent back unchanged.
 
     `response_metadata["bidikv"]` of each answer says what was reused. What the model wrote (tool arguments,
@@ -65,14 +85,28 @@ class BidiKVChat(BaseChatModel):
     timeout: float | None = None
     """Seconds for a whole call; None leaves it to the OpenAI client."""
     max_retries: int = 2
+    """How often a call that fails before its answer begins is tried again. What it then fails with is not tried again by
+    LangGraph's or LangChain's own retries; 0 leaves all retries to them."""
+    retry: InstanceOf[RetryPolicy] | None = None
+    """When and how often a call is tried again, in place of `max_retries`."""
     readback: bool = True
     """False serves every call without reuse from decode, for comparisons."""
+    keep_reasoning: bool = True
+    """Send the model's reasoning back with its answers."""
+    on_drift: Literal["ignore", "warn", "raise"] | Callable[[Drift], None] = "ignore"
+    """What to do when a thread's history changes that should have stayed; see `bidikv.OpenAI`."""
+    restore: Restore = "spelling"
+    """How far a history is put back into the model's own spelling; see `bidikv.OpenAI`."""
+    secret: bytes | None = Field(default=None, exclude=True, repr=False)
+    """Keys the ids of threads, so that nobody can try out names; 64 bytes at most."""
     conversation: Conversation | str | None = Field(default=None, exclude=True)
     """Whose turns these calls are, whatever thread they run in; text is a key as in `bidikv.conversation`."""
     client: OpenAI | None = Field(default=None, exclude=True)
     """Used for synchronous calls in place of one made from the fields above."""
     async_client: AsyncOpenAI | None = Field(default=None, exclude=True)
 
+    # One for both clients: a thread may be asked either way.
+    _memory: Memory = PrivateAttr(default_factory=Memory)
     # With the options they were made from: `model_copy(update=...)` takes private attributes along.
     _own_client: tuple[dict[str, Any], OpenAI] | None = PrivateAttr(default=None)
     _own_async_client: tuple[dict[str, Any], AsyncOpenAI] | None = PrivateAttr(default=None)
@@ -91,28 +125,34 @@ class BidiKVChat(BaseChatModel):
             "extra_body": self.extra_body,
         }
 
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop, **kwargs)
+        params["ls_provider"], params["ls_model_name"] = "bidikv", kwargs.get("model") or self.model
+        return params
+
     def _client_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {
             "api_key": self.api_key.get_secret_value() if self.api_key else _NO_KEY,
             "base_url": self.base_url,
-            "max_retries": self.max_retries,
+            "max_retries": self.max_retries if self.retry is None else 0,
+            "retry": self.retry,
+            "on_drift": self.on_drift,
+            "restore": self.restore,
+            "secret": self.secret,
+            "memory": self._memory,
         }
         return options if self.timeout is None else {**options, "timeout": self.timeout}
 
     def _sync(self) -> OpenAI:
-        if self.client is not None:
-            return self.client
-        options = self._client_options()
+        options = {"client": self.client} if self.client is not None else self._client_options()
         if self._own_client is None or self._own_client[0] != options:
-            self._own_client = options, OpenAI(**options)
+            self._own_client = options, owning(self.client or OpenAI(**options))
         return self._own_client[1]
 
     def _async(self) -> AsyncOpenAI:
-        if self.async_client is not None:
-            return self.async_client
-        options = self._client_options()
+        options = {"client": self.async_client} if self.async_client is not None else self._client_options()
         if self._own_async_client is None or self._own_async_client[0] != options:
-            self._own_async_client = options, AsyncOpenAI(**options)
+            self._own_async_client = options, owning(self.async_client or AsyncOpenAI(**options))
         return self._own_async_client[1]
 
     def _request(
@@ -123,7 +163,7 @@ class BidiKVChat(BaseChatModel):
         own = {"temperature": self.temperature, "max_tokens": self.max_tokens, "stop": stop}
         merged = {
             "model": self.model,
-            "messages": to_wire(messages),
+            "messages": to_wire(messages, reasoning=self.keep_reasoning),
             **{name: value for name, value in own.items() if value is not None},
             **given,
             "extra_headers": {**headers, **self.extra_headers, **(given.get("extra_headers") or {})},
@@ -136,10 +176,19 @@ class BidiKVChat(BaseChatModel):
         usage = {"stream_options": {"include_usage": True}} if self.stream_usage else {}
         return {**usage, **request, "stream": True}
 
-    def _belonging(self) -> AbstractContextManager[Any]:
-        """Make this call's conversation current while the request is being made."""
-        own = Conversation(self.conversation) if isinstance(self.conversation, str) else self.conversation
-        return call_conversation(own) or nullcontext()
+    def _sending(self, request: dict[str, Any], client: OpenAI | AsyncOpenAI) -> ExitStack:
+        """Make this call's conversation current while the request is being made, and mark what it fails with."""
+        own = (
+            client.conversation(self.conversation)
+            if isinstance(self.conversation, str)
+            else self.conversation
+        )
+        conversation = call_conversation(own, request["messages"], secret=client._bidikv.secret)  # noqa: SLF001 - ours
+        stack = ExitStack()
+        stack.enter_context(marked())
+        if conversation is not None:
+            stack.enter_context(conversation)
+        return stack
 
     def _generate(
         self,
@@ -148,9 +197,9 @@ class BidiKVChat(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> ChatResult:
-        request = self._request(messages, stop, kwargs)
-        with self._belonging():
-            completion = self._sync().chat.completions.create(**request)
+        client, request = self._sync(), self._request(messages, stop, kwargs)
+        with self._sending(request, client):
+            completion = client.chat.completions.create(**request)
         return to_result(completion, turn_of(completion))
 
     async def _agenerate(
@@ -160,9 +209,9 @@ class BidiKVChat(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> ChatResult:
-        request = self._request(messages, stop, kwargs)
-        with self._belonging():
-            completion = await self._async().chat.completions.create(**request)
+        client, request = self._async(), self._request(messages, stop, kwargs)
+        with self._sending(request, client):
+            completion = await client.chat.completions.create(**request)
         return to_result(completion, turn_of(completion))
 
     def _stream(
@@ -172,16 +221,20 @@ class BidiKVChat(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        request = self._stream_request(self._request(messages, stop, kwargs))
-        with self._belonging():
-            stream = self._sync().chat.completions.create(**request)
+        client, request = self._sync(), self._stream_request(self._request(messages, stop, kwargs))
+        with self._sending(request, client):
+            stream = client.chat.completions.create(**request)
         answer = AnswerChunks()
         with stream:
-            for chunk in stream:
-                if (piece := answer.convert(chunk)) is not None:
-                    if run_manager is not None:
-                        run_manager.on_llm_new_token(piece.text, chunk=piece)
-                    yield piece
+            try:
+                for chunk in stream:
+                    if (piece := answer.convert(chunk)) is not None:
+                        if run_manager is not None:
+                            run_manager.on_llm_new_token(piece.text, chunk=piece)
+                        yield piece
+            except openai.OpenAIError as error:
+                mark(error)
+                raise
         yield answer.last(turn_of(stream))
 
     async def _astream(
@@ -191,65 +244,21 @@ class BidiKVChat(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        request = self._stream_request(self._request(messages, stop, kwargs))
-        with self._belonging():
-            stream = await self._async().chat.completions.create(**request)
+        client, request = self._async(), self._stream_request(self._request(messages, stop, kwargs))
+        with self._sending(request, client):
+            stream = await client.chat.completions.create(**request)
         answer = AnswerChunks()
         async with stream:
-            async for chunk in stream:
-                if (piece := answer.convert(chunk)) is not None:
-                    if run_manager is not None:
-                        await run_manager.on_llm_new_token(piece.text, chunk=piece)
-                    yield piece
+            try:
+                async for chunk in stream:
+                    if (piece := answer.convert(chunk)) is not None:
+                        if run_manager is not None:
+                            await run_manager.on_llm_new_token(piece.text, chunk=piece)
+                        yield piece
+            except openai.OpenAIError as error:
+                mark(error)
+                raise
         yield answer.last(turn_of(stream))
-
-    # LangChain passes only parts of an explicit config down to the four methods above. The four below keep the whole
-    # of it in reach, also outside of a graph; streams do so around each step, because a generator's context is its
-    # caller's.
-
-    def invoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        """Answer, as part of the config's thread."""
-        with scope(config):
-            return super().invoke(input, config, **kwargs)
-
-    async def ainvoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        """Answer, as part of the config's thread."""
-        with scope(config):
-            return await super().ainvoke(input, config, **kwargs)
-
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessageChunk]:
-        """Answer piece by piece, as part of the config's thread."""
-        pieces = super().stream(input, config, **kwargs)
-        try:
-            while True:
-                with scope(config):
-                    piece = next(pieces, None)
-                if piece is None:
-                    return
-                yield piece
-        finally:
-            pieces.close()  # type: ignore[attr-defined] # a generator
-
-    async def astream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[AIMessageChunk]:
-        """Answer piece by piece, as part of the config's thread."""
-        pieces = super().astream(input, config, **kwargs)
-        try:
-            while True:
-                with scope(config):
-                    piece = await anext(pieces, None)
-                if piece is None:
-                    return
-                yield piece
-        finally:
-            await pieces.aclose()  # type: ignore[attr-defined] # a generator
 
     def bind_tools(
         self,

@@ -1,15 +1,20 @@
-"""What a retention index remembers only to say why a lookup missed: each conversation's last turn, and what was lost."""
+"""What a retention index remembers only to say why a lookup missed: each conversation's last turn, where its other
+branches end, and what was lost.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from bidikv_server.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_BRANCHES: Final = 32
+"""Of one conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class TurnMemory:
         """Remember turns of at most `limit` digests together, and as many lost ones."""
         self._limit = limit
         self._turns: OrderedDict[str, Turn] = OrderedDict()
+        # Where each branch of a conversation ends: its last digest, and the number of digests up to there.
+        self._ends: dict[str, dict[bytes, int]] = {}
         self._digests = 0
         self._lost: OrderedDict[bytes, Reason] = OrderedDict()
         self._losses: Counter[str] = Counter()
@@ -52,8 +59,10 @@ class TurnMemory:
         last = self._turns.get(conversation)
         if last is not None and last.complete and not turn.complete:
             return
+        ends = self._ends_beside(conversation, turn.digests)
         self.forget(conversation)
         self._turns[conversation] = turn
+        self._ends[conversation] = ends
         self._digests += len(turn.digests)
         while self._digests > self._limit and len(self._turns) > 1:
             self.forget(next(iter(self._turns)))
@@ -61,6 +70,7 @@ class TurnMemory:
     def forget(self, conversation: str) -> bool:
         """Drop a conversation's turn; whether there was one."""
         turn = self._turns.pop(conversation, None)
+        self._ends.pop(conversation, None)
         self._digests -= len(turn.digests) if turn is not None else 0
         return turn is not None
 
@@ -92,6 +102,8 @@ class TurnMemory:
             return Reason.HIT if matched else Reason.NOT_RETAINED, b""
         if matched >= len(turn.digests):
             return Reason.HIT if matched else Reason.DIVERGED, b""
+        if matched and digests[matched - 1] in self._ends[conversation]:
+            return Reason.HIT, b""  # it goes on where another branch ends: nobody changed anything
         size = len(turn.tokens) // len(turn.digests)
         return Reason.DIVERGED, turn.tokens[matched * size : (matched + 1) * size]
 
@@ -101,5 +113,20 @@ class TurnMemory:
         Raises:
             RuntimeError: The count is off.
         """
+        if self._ends.keys() != self._turns.keys():
+            raise RuntimeError(f"turns and branches disagree: {self!r}")
         if self._digests != sum(len(turn.digests) for turn in self._turns.values()):
             raise RuntimeError(f"turn memory is miscounted: {self!r}")
+
+    def _ends_beside(self, conversation: str, digests: Sequence[bytes]) -> dict[bytes, int]:
+        """Where a conversation's branches end once this turn is its last: those that it extends end there no more."""
+        ends = {
+            end: depth
+            for end, depth in self._ends.get(conversation, {}).items()
+            if depth > len(digests) or digests[depth - 1] != end
+        }
+        if digests:
+            ends[digests[-1]] = len(digests)
+        while len(ends) > _BRANCHES:
+            del ends[next(iter(ends))]
+        return ends

@@ -113,8 +113,7 @@ def test_histories_only_grow(router, chat, streaming):
     answer = bodies[1]["messages"][1]
     assert answer == {
         "role": "assistant",
-        # The model said null; a stream opens with an empty text either way.
-        "content": "" if streaming else None,
+        "content": None,
         "reasoning": "Let me look.",
         "tool_calls": [
             {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": router.raw_args}}
@@ -187,6 +186,7 @@ def test_message_of_each_path(router, chat):
         assert message.additional_kwargs["bidikv"] == {
             "reasoning": "hm",
             "args": {call["id"]: router.raw_args},
+            "null": True,
         }
         assert message.usage_metadata == {
             "input_tokens": 100,
