@@ -162,6 +162,31 @@ def test_a_diverged_prompt_is_told_what_was_retained():
     assert index.lookup("other", edited.digests, now_s=1.0).retained == b""
 
 
+def test_a_branch_that_was_left_is_nobodys_change():
+    """A prompt that goes on where another branch of its conversation ends has not diverged; one that leaves the last turn has."""
+    index = retained(RetentionIndex(19), "c", [1, 2], [1, 2])
+    retained(index, "c", [1, 2, 3], [1, 2, 3])
+    retained(index, "c", [1, 2, 7, 8, 9], [1, 2, 4, 5, 6])
+    for ids, reason in (
+        ([1, 2, 3, 4], Reason.HIT),
+        ([1, 2, 7, 8, 9, 10], Reason.HIT),
+        ([1, 2, 4], Reason.DIVERGED),
+        ([1, 2, 7, 4], Reason.DIVERGED),
+    ):
+        assert index.lookup("c", chain(*ids), now_s=1.0).reason is reason
+    index.check_integrity()
+
+
+def test_branches_are_bounded():
+    """Of very many branches, those that were left longest ago are taken for the past of the last one."""
+    index = RetentionIndex(99)
+    for number in range(50):
+        retained(index, "c", [1, 100 + number], [1, 2 + number])
+    retained(index, "c", [1, 2, 3], [1, 60, 61])
+    reasons = [index.lookup("c", chain(1, 100 + number, 9), now_s=1.0).reason for number in range(50)]
+    assert reasons == [Reason.DIVERGED] * 19 + [Reason.HIT] * 31
+
+
 def test_expiring_in_slices_ends_with_nothing_left():
     """Each call looks at no more digests than it may; what was renewed is looked at again later."""
     index = retained(RetentionIndex(9), "a", [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], ttl_s=10.0)
