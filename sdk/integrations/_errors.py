@@ -46,10 +46,10 @@ def marked() -> Iterator[None]:
 
 def mark(error: openai.OpenAIError) -> None:
     """Let an error say what it is and whether another try may help."""
+    # Integrations raise errors of their own from the client's.
+    given_up = isinstance(error, RetriesExhausted) or isinstance(error.__cause__, RetriesExhausted)
     # An answer that breaks off has no status. Nobody has tried it again, so somebody may.
-    again = is_transient(error) or (
-        type(error) is openai.APIError and not isinstance(error, RetriesExhausted)
-    )
+    again = not given_up and (is_transient(error) or type(error) is openai.APIError)
     kind: Any = _marked(type(error), _langchains(error), final=not again)
     if kind is not type(error):
         error.__class__ = kind
