@@ -9,22 +9,26 @@ that a model too small to choose still runs a real loop; its arguments and its a
 from __future__ import annotations
 
 import sys
-import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import openai
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langgraph.checkpoint.memory import MemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
+from pydantic import SecretStr
 
+from bidikv.examples.program import run_example
 from bidikv.examples.source_tools import SourceTools
-from bidikv.examples.turns import PLAN, SYSTEM, TurnRecord, parse_arguments
+from bidikv.examples.turns import PLAN, SYSTEM, TurnRecord, parse_arguments, question_of
 from bidikv.integrations.langgraph import BidiKVChat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
 
     from langgraph.graph.state import CompiledStateGraph
+
+    from bidikv.examples.turns import Run
 
     Agent: TypeAlias = CompiledStateGraph[Any, Any, Any, Any]
 
@@ -80,12 +84,30 @@ def build_agent(chat: BidiKVChat, toolbox: SourceTools, plan: Sequence[str] = PL
 def run_agent(
     graph: Agent,
     *,
+    on_turn: Callable[[TurnRecord], None] | None = None,
+    **options: Any,
+) -> list[TurnRecord]:
+    """Ask one question and run all its turns; see `turns_of`.
+
+    Raises:
+        openai.APIError: The router cannot be reached, or fails a call.
+    """
+    records = []
+    for record in turns_of(graph, **options):
+        records.append(record)
+        if on_turn:
+            on_turn(record)
+    return records
+
+
+def turns_of(
+    graph: Agent,
+    *,
     thread_id: str,
     question: str,
     turns: int,
-    on_turn: Callable[[TurnRecord], None] | None = None,
     on_token: Callable[[str], None] | None = None,
-) -> list[TurnRecord]:
+) -> Iterator[TurnRecord]:
     """Ask one question: `turns` model calls, of which the last answers in text.
 
     Args:
@@ -93,23 +115,20 @@ def run_agent(
         thread_id: The conversation; a known one is continued.
         question: The user's message.
         turns: Model calls, at least 1.
-        on_turn: Told of each turn when it is complete.
         on_token: Given each piece of text or of a tool call's arguments as it arrives.
 
     Raises:
         openai.APIError: The router cannot be reached, or fails a call.
     """
-    records: list[TurnRecord] = []
+    index = 0
     asked = {"messages": [HumanMessage(question)], "turns": turns, "done": 0}
     limit = {"configurable": {"thread_id": thread_id}, "recursion_limit": 2 * turns + 5}
     for mode, event in graph.stream(asked, limit, stream_mode=["messages", "updates"]):  # type: ignore[call-overload]
         if mode == "messages" and isinstance(event[0], AIMessageChunk) and on_token:
             on_token(event[0].text + "".join(piece["args"] or "" for piece in event[0].tool_call_chunks))
         if mode == "updates" and "model" in event:
-            records.append(record_of(event["model"]["messages"][0], len(records)))
-            if on_turn:
-                on_turn(records[-1])
-    return records
+            yield record_of(event["model"]["messages"][0], index)
+            index += 1
 
 
 def record_of(answer: AIMessage, index: int) -> TurnRecord:
@@ -135,25 +154,31 @@ def record_of(answer: AIMessage, index: int) -> TurnRecord:
     )
 
 
+def play(arguments: argparse.Namespace, run: Run) -> Iterator[list[TurnRecord]]:
+    """Run the agent on one question."""
+    chat = BidiKVChat(
+        model=arguments.model,
+        base_url=arguments.base_url,
+        api_key=SecretStr(arguments.api_key),
+        temperature=0,
+        max_tokens=arguments.max_tokens,
+        extra_body=run.extra_body(),
+        readback=run.readback,
+    )
+    for record in turns_of(
+        build_agent(chat, SourceTools(arguments.root)),
+        thread_id=run.thread,
+        question=question_of(arguments),
+        turns=arguments.turns,
+        on_token=run.on_token,
+    ):
+        yield [record]
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the agent on one question."""
     arguments = parse_arguments("A LangGraph agent over a source directory.", argv)
-    chat = BidiKVChat(
-        model=arguments.model, base_url=arguments.base_url, temperature=0, max_tokens=arguments.max_tokens
-    )
-    try:
-        run_agent(
-            build_agent(chat, SourceTools(arguments.root)),
-            thread_id=arguments.thread or str(uuid.uuid4()),
-            question=arguments.question,
-            turns=arguments.turns,
-            on_turn=lambda record: print(f"\n{record.line()}"),
-            on_token=lambda text: print(text, end="", flush=True),
-        )
-    except openai.APIConnectionError as error:
-        print(f"cannot reach the router at {arguments.base_url}: {error.__cause__ or error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_example(arguments, partial(play, arguments))
 
 
 if __name__ == "__main__":

@@ -7,30 +7,53 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import openai
-
 import bidikv
+from bidikv.examples.program import run_example
 from bidikv.examples.source_tools import SourceTools
-from bidikv.examples.turns import PLAN, SYSTEM, TurnRecord, parse_arguments
+from bidikv.examples.turns import PLAN, SYSTEM, TurnRecord, parse_arguments, question_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import argparse
+    from collections.abc import Callable, Iterator
+
+    from bidikv.examples.turns import Run, Toolbox
 
 
 def run_loop(
     client: bidikv.OpenAI,
-    toolbox: SourceTools,
+    toolbox: Toolbox,
+    *,
+    on_turn: Callable[[TurnRecord], None] | None = None,
+    **options: Any,
+) -> list[TurnRecord]:
+    """Ask one question and run all its turns; see `loop`.
+
+    Raises:
+        openai.APIError: The router cannot be reached, or fails a call.
+    """
+    records = []
+    for record in loop(client, toolbox, **options):
+        records.append(record)
+        if on_turn:
+            on_turn(record)
+    return records
+
+
+def loop(
+    client: bidikv.OpenAI,
+    toolbox: Toolbox,
     *,
     model: str,
     question: str,
     turns: int,
     max_tokens: int = 60,
     thread: str | None = None,
-    on_turn: Callable[[TurnRecord], None] | None = None,
+    extra_body: dict[str, Any] | None = None,
     on_token: Callable[[str], None] | None = None,
-) -> list[TurnRecord]:
+) -> Iterator[TurnRecord]:
     """Ask one question: `turns` model calls, of which the last answers in text.
 
     Raises:
@@ -38,11 +61,12 @@ def run_loop(
     """
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     schemas: Any = toolbox.schemas()
-    records: list[TurnRecord] = []
-    with client.conversation(thread):
-        for index in range(turns):
-            tool = PLAN[index % len(PLAN)] if index < turns - 1 else None
-            choice: Any = {"type": "function", "function": {"name": tool}} if tool else "none"
+    conversation = client.conversation(thread)
+    for index in range(turns):
+        tool = PLAN[index % len(PLAN)] if index < turns - 1 else None
+        choice: Any = {"type": "function", "function": {"name": tool}} if tool else "none"
+        # Entered for the call alone: a generator's caller shares its context.
+        with conversation:
             stream = client.chat.completions.create(
                 model=model,
                 messages=messages,
@@ -51,17 +75,15 @@ def run_loop(
                 temperature=0,
                 max_tokens=max_tokens,
                 stream=True,
+                extra_body=extra_body,
             )
-            answer = _read(stream, on_token)
-            messages.append(answer)
-            messages += [_run(toolbox, call) for call in answer.get("tool_calls", [])]
-            records.append(_record(index, answer, bidikv.turn_of(stream) or bidikv.TurnReport()))
-            if on_turn:
-                on_turn(records[-1])
-    return records
+            answer = read(stream, on_token)
+        messages.append(answer)
+        messages += [run_tool(toolbox, call) for call in answer.get("tool_calls", [])]
+        yield record_of(index, answer, stream)
 
 
-def _read(stream: Any, on_token: Callable[[str], None] | None) -> dict[str, Any]:
+def read(stream: Any, on_token: Callable[[str], None] | None) -> dict[str, Any]:
     """Collect a streamed answer into the message that the next turn sends back, unchanged."""
     text = ""
     calls: dict[int, dict[str, Any]] = {}
@@ -83,7 +105,8 @@ def _read(stream: Any, on_token: Callable[[str], None] | None) -> dict[str, Any]
     return {**answer, "tool_calls": list(calls.values())} if calls else answer
 
 
-def _run(toolbox: SourceTools, call: dict[str, Any]) -> dict[str, Any]:
+def run_tool(toolbox: Toolbox, call: dict[str, Any]) -> dict[str, Any]:
+    """Answer one tool call; a call that cannot be made is answered with an error."""
     try:
         result = toolbox.call(call["function"]["name"], json.loads(call["function"]["arguments"]))
     except ValueError:
@@ -91,42 +114,42 @@ def _run(toolbox: SourceTools, call: dict[str, Any]) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call["id"], "content": result}
 
 
-def _record(index: int, answer: dict[str, Any], report: bidikv.TurnReport) -> TurnRecord:
+def record_of(index: int, answer: dict[str, Any], stream: object, *, agent: str = "") -> TurnRecord:
+    """What an answer and its stream say about their turn."""
     called = answer.get("tool_calls", [{}])[0].get("function", {})
-    return TurnRecord(
+    return TurnRecord.of(
+        bidikv.turn_of(stream) or bidikv.TurnReport(),
         index=index,
         text=answer["content"],
         tool_name=called.get("name"),
         tool_args=called.get("arguments"),
-        ttft_s=report.ttft_s,
-        session=report.session,
-        reason=report.reason,
-        prompt_tokens=report.prompt_tokens,
-        remote_tokens=report.remote_tokens,
-        local_tokens=report.local_tokens,
-        computed_tokens=report.computed_tokens,
+        agent=agent,
     )
+
+
+def play(arguments: argparse.Namespace, run: Run) -> Iterator[list[TurnRecord]]:
+    """Run the loop on one question."""
+    with bidikv.OpenAI(
+        base_url=arguments.base_url, api_key=arguments.api_key, readback=run.readback
+    ) as client:
+        for record in loop(
+            client,
+            SourceTools(arguments.root),
+            model=arguments.model,
+            question=question_of(arguments),
+            turns=arguments.turns,
+            max_tokens=arguments.max_tokens,
+            thread=run.thread,
+            extra_body=run.extra_body(),
+            on_token=run.on_token,
+        ):
+            yield [record]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the loop on one question."""
     arguments = parse_arguments("A tool loop on the plain client, over a source directory.", argv)
-    try:
-        run_loop(
-            bidikv.OpenAI(base_url=arguments.base_url, api_key="none"),
-            SourceTools(arguments.root),
-            model=arguments.model,
-            question=arguments.question,
-            turns=arguments.turns,
-            max_tokens=arguments.max_tokens,
-            thread=arguments.thread,
-            on_turn=lambda record: print(f"\n{record.line()}"),
-            on_token=lambda text: print(text, end="", flush=True),
-        )
-    except openai.APIConnectionError as error:
-        print(f"cannot reach the router at {arguments.base_url}: {error.__cause__ or error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_example(arguments, partial(play, arguments))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,14 @@ def up(
         bool,
         typer.Option("--stock", help="No readback and nothing retained, as stock vLLM: for comparisons."),
     ] = False,
+    prefill_prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefill-prefix-caching/--no-prefill-prefix-caching",
+            help="Prefill's own prefix cache. Without it, what is reused comes from decode alone: for comparisons. "
+            "Default: vLLM's.",
+        ),
+    ] = None,
     retention_ttl: reuse_options.TtlOption = reuse_options.DEFAULT_TTL_S,
     recompute_threshold: reuse_options.ThresholdOption = reuse_options.DEFAULT_THRESHOLD,
     protected_share: reuse_options.ShareOption = reuse_options.DEFAULT_SHARE,
@@ -57,6 +65,7 @@ def up(
             decode=decode,
             port=port,
             readback=not stock,
+            prefill_prefix_caching=prefill_prefix_caching,
             reuse=reuse_options.settings(
                 ttl_s=retention_ttl, threshold=recompute_threshold, share=protected_share
             ),
