@@ -1,0 +1,62 @@
+"""CrewAI: an interceptor that gives the calls of one LLM their conversation, and keeps their reports.
+
+    llm = LLM(model="openai/my-model", base_url=..., api_key=..., interceptor=BidiKVInterceptor(conversation))
+
+A crew's agents have prompts of their own, so each should have an LLM of its own: `conversation.child("researcher")`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from bidikv.errors import MissingIntegrationError
+
+try:
+    from crewai.llms.hooks.base import BaseInterceptor
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "crewai":
+        raise
+    raise MissingIntegrationError("crewai") from error
+
+from bidikv.conversations import Conversation, current_conversation
+from bidikv.headers import SESSION_HEADER
+from bidikv.identity import Identity, headers_for, is_generation
+from bidikv.reuse import TurnReport, key_in, reuse_in
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class BidiKVInterceptor(BaseInterceptor[Any, Any]):
+    """Sees each request and its response at the transport; changes nothing but headers.
+
+    Args:
+        conversation: Whose turns the calls are, in whatever thread the crew makes them; text is a key as in
+            `bidikv.conversation`. None takes the one that is current then, which CrewAI's threads do not inherit.
+        readback: False serves every call without reuse from decode, for comparisons.
+    """
+
+    def __init__(self, conversation: Conversation | str | None = None, *, readback: bool = True) -> None:
+        self._conversation = Conversation(conversation) if isinstance(conversation, str) else conversation
+        self._readback = readback
+
+    def on_outbound(self, message: httpx.Request) -> httpx.Request:
+        """Add the conversation's headers to a generation that does not name one."""
+        conversation = self._conversation or current_conversation()
+        if is_generation(message.method, message.url.path) and SESSION_HEADER not in message.headers:
+            identity = Identity(conversation.id, conversation) if conversation is not None else Identity()
+            _, added = headers_for(
+                identity, message.headers, json.loads(message.read()), {}, readback=self._readback
+            )
+            message.headers.update(added)
+        return message
+
+    def on_inbound(self, message: httpx.Response) -> httpx.Response:
+        """Keep what the router says of the turn."""
+        conversation, reuse = self._conversation or current_conversation(), reuse_in(message.headers)
+        if conversation is not None and reuse is not None:
+            conversation.turns.append(
+                TurnReport(session=conversation.id, reuse=reuse, key=key_in(message.headers))
+            )
+        return message
