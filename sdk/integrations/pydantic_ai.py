@@ -10,6 +10,8 @@ An agent that another one calls in a tool has one of its own, as a child of the 
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +19,7 @@ from bidikv.errors import MissingIntegrationError
 
 try:
     from pydantic_ai.capabilities import AbstractCapability
+    from pydantic_ai.models.wrapper import WrapperModel
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] != "pydantic_ai":
         raise
@@ -25,6 +28,8 @@ except ModuleNotFoundError as error:
 from bidikv.conversations import Conversation, current_conversation
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from pydantic_ai import RunContext
 
 _KNOWN: Final = 1024
@@ -64,12 +69,12 @@ class BidiKV(AbstractCapability[Any]):
         return known
 
     async def wrap_model_request(self, ctx: RunContext[Any], *, request_context: Any, handler: Any) -> Any:
-        """Make the run's conversation current for a model call."""
+        """Make a model call part of the run's conversation."""
         conversation = self._of(ctx)
-        if conversation is None:
-            return await handler(request_context)
-        with conversation:
-            return await handler(request_context)
+        if conversation is not None:
+            # Through the model: newer versions open a stream in another task than this one.
+            request_context = replace(request_context, model=_TurnModel(request_context.model, conversation))
+        return await handler(request_context)
 
     async def wrap_tool_execute(
         self,
@@ -91,3 +96,23 @@ class BidiKV(AbstractCapability[Any]):
         if ctx.conversation_id is None:
             return None
         return self.conversation(ctx.conversation_id, getattr(ctx.agent, "name", None))
+
+
+class _TurnModel(WrapperModel):
+    """A model as one run sees it: the run's conversation is current while a request is made."""
+
+    def __init__(self, wrapped: Any, conversation: Conversation) -> None:
+        super().__init__(wrapped)
+        self._conversation = conversation
+
+    async def request(self, *args: Any, **kwargs: Any) -> Any:
+        with self._conversation:
+            return await super().request(*args, **kwargs)
+
+    @asynccontextmanager
+    async def request_stream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        async with AsyncExitStack() as stack:
+            # Not across the `yield`: who reads the stream would be in the conversation too.
+            with self._conversation:
+                stream = await stack.enter_async_context(super().request_stream(*args, **kwargs))
+            yield stream
