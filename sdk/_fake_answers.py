@@ -100,6 +100,11 @@ def spell_prompt(body: Mapping[str, Any]) -> str:
     if isinstance(messages, str):
         return "".join([*parts, messages])
     for message in messages:
-        fields = {name: value for name, value in message.items() if name not in {"reasoning", "index"}}
+        # Null and empty content are spelt alike: a stream does not say which of the two it was.
+        fields = {
+            name: value
+            for name, value in message.items()
+            if name not in {"reasoning", "index"} and (value or name != "content")
+        }
         parts.append(json.dumps(fields, sort_keys=True))
     return "".join(parts)

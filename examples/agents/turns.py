@@ -129,14 +129,21 @@ Play: TypeAlias = Callable[[Run], Iterator[Sequence[TurnRecord]]]
 """An agent: yields after each of its steps, with the turns of the step: one, or several that ran at once."""
 
 
-def parser_for(description: str) -> argparse.ArgumentParser:
-    """The command line of all examples."""
+def parser_for(description: str, *, compares: bool = True) -> argparse.ArgumentParser:
+    """The command line of all examples.
+
+    Args:
+        description: Of the example.
+        compares: It can play with readback and without.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1", help="the router, with /v1")
     parser.add_argument("--model", required=True, help="the name under which the engines serve the model")
     parser.add_argument("--api-key", default="none", help="where the router asks for one")
     parser.add_argument("--max-tokens", type=int, default=60, help="longest answer, in tokens")
     parser.add_argument("--thread", default=None, help="name of the conversation; the same name continues it")
+    if not compares:
+        return parser
     parser.add_argument(
         "--compare", action="store_true", help="play it twice, with readback and without, and print both"
     )
@@ -182,9 +189,12 @@ def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespa
     """Refuse what no example can do."""
     if arguments.max_tokens < 1:
         parser.error("--max-tokens must be at least 1")
-    if arguments.plot is not None and not arguments.compare:
+    compares = getattr(arguments, "compare", None)
+    if compares is None:
+        return
+    if arguments.plot is not None and not compares:
         parser.error("--plot draws a comparison: add --compare")
-    if arguments.thread is not None and arguments.compare:
+    if arguments.thread is not None and compares:
         parser.error("--compare plays new conversations: leave --thread away")
 
 

@@ -55,7 +55,7 @@ def compared(main, *arguments):
         (bfcl_agent, 10, 9, ()),
     ],
 )
-def test_compare(module, turns, warm, options, tmp_path, capsys, monkeypatch):
+def test_compare(module, turns, warm, options, tmp_path, capsys, monkeypatch):  # noqa: PLR0917 - fixtures
     """Every turn is played with readback and without, in two conversations that share nothing; table and picture come out."""
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(bfcl_agent, "BfclTools", Tools)

@@ -9,6 +9,7 @@ pytest.importorskip("crewai", reason="needs crewai, which fits no engine's envir
 import crewai
 
 import bidikv
+from bidikv.examples import crewai_crew
 from bidikv.headers import READBACK_HEADER
 from bidikv.integrations.crewai import BidiKVInterceptor
 from bidikv.testing import FakeRouter
@@ -77,3 +78,11 @@ def test_the_current_conversation(fake):
             model.call("hi")
     assert fake.sessions == [None, conversation.id]
     assert [request.headers[READBACK_HEADER] for request in fake.requests] == ["off"] * 2
+
+
+def test_the_example(fake, capsys):
+    """Its agent's calls are one conversation, and each turn is told."""
+    with fake.serve() as base_url:
+        assert crewai_crew.main(["--base-url", base_url, "--model", "m"]) == 0
+    assert len(set(fake.sessions)) == 1
+    assert "[turn 1] hit" in capsys.readouterr().out

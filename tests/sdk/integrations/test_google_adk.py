@@ -15,6 +15,7 @@ from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
 
+from bidikv.examples import google_adk_agent
 from bidikv.headers import READBACK_HEADER
 from bidikv.integrations.google_adk import BidiKVPlugin
 from bidikv.testing import FakeRouter, ToolCall
@@ -64,3 +65,14 @@ def test_readback_off():
     fake = FakeRouter("It is sunny.")
     run(fake, BidiKVPlugin(readback=False), "Oslo?")
     assert fake.requests[0].headers[READBACK_HEADER] == "off"
+
+
+def test_the_example(capsys):
+    """It asks its two questions in one conversation."""
+    fake = FakeRouter("It is sunny.")
+    fake.reply(tool_calls=[ToolCall("weather", '{"city": "Oslo"}')])
+    with fake.serve() as base_url:
+        assert google_adk_agent.main(["--base-url", base_url, "--model", "m"]) == 0
+    assert len(fake.sessions) == 3
+    assert len(set(fake.sessions)) == 1
+    assert capsys.readouterr().out.count("It is sunny.") == 2

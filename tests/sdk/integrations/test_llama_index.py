@@ -11,6 +11,7 @@ pytest.importorskip("llama_index.llms.openai_like", reason="needs llama-index, w
 from llama_index.core.agent.workflow import FunctionAgent
 
 import bidikv
+from bidikv.examples import llama_index_agent
 from bidikv.integrations.llama_index import llm
 from bidikv.testing import FakeRouter, ToolCall
 
@@ -50,3 +51,15 @@ def test_synchronous_calls():
         answer = llm("m", client=fake.client(), async_client=fake.async_client()).complete("Oslo?")
     assert answer.text == "It is sunny."
     assert fake.sessions == [conversation.id]
+
+
+def test_the_example(capsys):
+    """It asks its two questions in one conversation, and tells of each turn."""
+    fake = FakeRouter("It is sunny.")
+    fake.reply(tool_calls=[ToolCall("weather", ARGS)])
+    with fake.serve() as base_url:
+        assert llama_index_agent.main(["--base-url", base_url, "--model", "m"]) == 0
+    printed = capsys.readouterr().out
+    assert len(set(fake.sessions)) == 1
+    assert printed.count("It is sunny.") == 2
+    assert "[turn 2] hit: prompt" in printed

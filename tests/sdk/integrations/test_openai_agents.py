@@ -10,6 +10,7 @@ pytest.importorskip("agents", reason="needs openai-agents; test_framework_versio
 
 import agents
 
+from bidikv.examples import openai_agents_agent
 from bidikv.integrations.openai_agents import BidiKVHooks, provider
 from bidikv.testing import FakeRouter, ToolCall
 
@@ -108,3 +109,14 @@ def test_the_framework_owns_its_retries(fake):
     fake.fail(503, times=1)
     conversation = run(fake, "Oslo?")
     assert fake.sessions == [conversation.id] * 2
+
+
+def test_the_example(fake, capsys):
+    """It asks its two questions in one conversation, and tells of each turn."""
+    fake.reply(tool_calls=[ToolCall("weather", ARGS)])
+    with fake.serve() as base_url:
+        assert openai_agents_agent.main(["--base-url", base_url, "--model", "m"]) == 0
+    printed = capsys.readouterr().out
+    assert len(set(fake.sessions)) == 1
+    assert printed.count("It is sunny.") == 2
+    assert "[turn 2] hit: prompt" in printed

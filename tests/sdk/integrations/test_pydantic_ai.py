@@ -12,6 +12,7 @@ import pydantic_ai
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
+from bidikv.examples import pydantic_ai_agent
 from bidikv.integrations.pydantic_ai import BidiKV
 from bidikv.testing import FakeRouter, ToolCall
 
@@ -121,3 +122,14 @@ def test_only_the_latest_are_kept(monkeypatch):
     again = capability.conversation("a")
     assert again is not first
     assert again.id == first.id
+
+
+def test_the_example(fake, capsys):
+    """It asks its two questions in one conversation, and tells of each turn."""
+    fake.reply(tool_calls=[ToolCall("weather", ARGS)])
+    with fake.serve() as base_url:
+        assert pydantic_ai_agent.main(["--base-url", base_url, "--model", "m"]) == 0
+    printed = capsys.readouterr().out
+    assert len(set(fake.sessions)) == 1
+    assert printed.count("It is sunny.") == 2
+    assert "[turn 2] hit: prompt" in printed
