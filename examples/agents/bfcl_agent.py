@@ -123,6 +123,7 @@ class Office:
         """
         conversation = self.client.conversation(thread)
         messages: list[Any] = [{"role": "system", "content": SYSTEM}]
+        schemas: Any = self.tools.schemas()
         index = 0
         for question, plan in QUESTIONS:
             messages.append({"role": "user", "content": question})
@@ -130,7 +131,7 @@ class Office:
                 with conversation:
                     stream = self.client.chat.completions.create(
                         messages=messages,
-                        tools=self.tools.schemas(),
+                        tools=schemas,
                         tool_choice=choice,
                         stream=True,
                         temperature=0,

@@ -29,7 +29,8 @@ def lockstep(
         off: The run without.
         on_step: Told of each step before it is played.
     """
-    runs, records = (on, off), ([], [])  # type: tuple[Iterator[Sequence[TurnRecord]], ...], tuple[list[TurnRecord], list[TurnRecord]]
+    runs = (on, off)
+    records: tuple[list[TurnRecord], list[TurnRecord]] = ([], [])
     order = [0, 1]
     number = 0
     while order:
@@ -165,13 +166,14 @@ def write_plot(path: Path, comparison: Comparison) -> None:
 
     figure = Figure(figsize=(5.5, 4.2), layout="constrained")
     panel = figure.subplots()
-    pairs = sorted(
-        (pair for pair in comparison.warm if pair.ratio is not None and pair.on.prompt_tokens is not None),
-        key=lambda pair: pair.on.prompt_tokens or 0,
+    points = sorted(
+        (pair.on.prompt_tokens, pair.on.ttft_s, pair.off.ttft_s)
+        for pair in comparison.warm
+        if pair.on.prompt_tokens is not None and pair.on.ttft_s is not None and pair.off.ttft_s is not None
     )
-    prompts = [pair.on.prompt_tokens for pair in pairs]
-    panel.plot(prompts, [pair.off.ttft_s for pair in pairs], "s-", color="#b5482a", label="off")
-    panel.plot(prompts, [pair.on.ttft_s for pair in pairs], "o-", color="#1f6f8b", label="on")
+    prompts = [prompt for prompt, _, _ in points]
+    panel.plot(prompts, [off for _, _, off in points], "s-", color="#b5482a", label="off")
+    panel.plot(prompts, [on for _, on, _ in points], "o-", color="#1f6f8b", label="on")
     panel.set_xlabel("prompt tokens")
     panel.set_ylabel("time to first token, warm turns (s)")
     panel.set_ylim(bottom=0)

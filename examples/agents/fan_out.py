@@ -62,11 +62,12 @@ class Team:
 
     def turn(self, member: Member, tool: str | None) -> TurnRecord:
         """One model call of a member, and the tools that it called. Runs in any thread."""
+        schemas: Any = self.toolbox.schemas()
         choice: Any = {"type": "function", "function": {"name": tool}} if tool else "none"
         with member.conversation:
             stream = self.client.chat.completions.create(
                 messages=member.messages,
-                tools=self.toolbox.schemas(),
+                tools=schemas,
                 tool_choice=choice,
                 stream=True,
                 temperature=0,

@@ -134,15 +134,6 @@ def turns_of(
 def record_of(answer: AIMessage, index: int) -> TurnRecord:
     """What an answer and its metadata say about its turn."""
     told = answer.response_metadata.get("bidikv") or {}
-    fields = (
-        "ttft_s",
-        "session",
-        "reason",
-        "prompt_tokens",
-        "remote_tokens",
-        "local_tokens",
-        "computed_tokens",
-    )
     calls = [*answer.tool_calls, *answer.invalid_tool_calls]
     raw = answer.additional_kwargs.get("bidikv", {}).get("args", {})
     return TurnRecord(
@@ -150,7 +141,13 @@ def record_of(answer: AIMessage, index: int) -> TurnRecord:
         text=answer.text,
         tool_name=calls[0]["name"] if calls else None,
         tool_args=raw.get(calls[0]["id"]) if calls else None,
-        **{field: told.get(field) for field in fields},
+        ttft_s=told.get("ttft_s"),
+        session=told.get("session"),
+        reason=told.get("reason"),
+        prompt_tokens=told.get("prompt_tokens"),
+        remote_tokens=told.get("remote_tokens"),
+        local_tokens=told.get("local_tokens"),
+        computed_tokens=told.get("computed_tokens"),
     )
 
 

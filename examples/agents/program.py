@@ -55,11 +55,12 @@ def _once(arguments: argparse.Namespace, play: Play) -> int:
 def _compare(arguments: argparse.Namespace, play: Play) -> int:
     print("warming up", file=sys.stderr)
     _warm_up(arguments)
-    runs = []
-    for readback in (True, False):
-        name = uuid.uuid4().hex
-        runs.append(play(Run(thread=name, readback=readback, cache_salt=name)))
-    on, off = lockstep(*runs, on_step=_progress)
+    one, other = uuid.uuid4().hex, uuid.uuid4().hex
+    on, off = lockstep(
+        play(Run(thread=one, cache_salt=one)),
+        play(Run(thread=other, cache_salt=other, readback=False)),
+        on_step=_progress,
+    )
     comparison = Comparison.of(on, off)
     print(table(comparison))
     if arguments.plot is not None:

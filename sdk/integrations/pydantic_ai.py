@@ -62,7 +62,9 @@ class BidiKV(AbstractCapability[Any]):
             known = self._known.pop(key, None)
             if known is None:
                 above = current_conversation()
-                known = Conversation(key, agent=agent, parent=above and above.id, secret=self._secret)
+                known = Conversation(
+                    key, agent=agent, parent=above.id if above else None, secret=self._secret
+                )
             self._known[key] = known
             if len(self._known) > _KNOWN:
                 self._known.popitem(last=False)
