@@ -12,8 +12,8 @@ from langchain_core.messages import (
     AIMessageChunk,
     InvalidToolCall,
     ToolCall,
-    UsageMetadata,
 )
+from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 

@@ -50,9 +50,8 @@ def mark(error: openai.OpenAIError) -> None:
     given_up = isinstance(error, RetriesExhausted) or isinstance(error.__cause__, RetriesExhausted)
     # An answer that breaks off has no status. Nobody has tried it again, so somebody may.
     again = not given_up and (is_transient(error) or type(error) is openai.APIError)
-    kind: Any = _marked(type(error), _langchains(error), final=not again)
-    if kind is not type(error):
-        error.__class__ = kind
+    kind: Any = type(error)
+    error.__class__ = _marked(kind, _langchains(error), final=not again)
     error.is_retryable = again  # type: ignore[attr-defined] # LangChain's name for it
 
 

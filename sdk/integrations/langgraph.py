@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable  # noqa: TC003 - pydantic reads the fields' types
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,8 +20,8 @@ import openai
 from pydantic import Field, InstanceOf, PrivateAttr, SecretStr
 
 from bidikv.client import AsyncOpenAI, OpenAI
-from bidikv.conversations import Conversation
-from bidikv.drift import Drift
+from bidikv.conversations import Conversation  # noqa: TC001 - as above
+from bidikv.drift import Drift  # noqa: TC001 - as above
 from bidikv.headers import READBACK_HEADER
 from bidikv.integrations import _structured
 from bidikv.integrations._adapt import adapt, owning
@@ -32,7 +32,7 @@ from bidikv.integrations._scoped import Scoped
 from bidikv.integrations._threads import aclose_thread, call_conversation, close_thread, thread_report
 from bidikv.integrations._tools import awrap_tool_call, wrap_tool_call
 from bidikv.memory import Memory, Restore
-from bidikv.retry import RetryPolicy
+from bidikv.retry import RetryPolicy  # noqa: TC001 - as above
 from bidikv.reuse import turn_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
     from langchain_core.language_models import LanguageModelInput
-    from langchain_core.language_models.chat_models import LangSmithParams
+    from langchain_core.language_models.base import LangSmithParams
     from langchain_core.messages import AIMessage, BaseMessage
     from langchain_core.outputs import ChatGenerationChunk, ChatResult
     from langchain_core.runnables import Runnable

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fake_engine import FakeEngine, Failure, Seen
+from fake_engine import Failure, FakeEngine, Seen
 
 from bidikv._fake_answers import event_stream
 from bidikv_server.connector.core import digests, readback
@@ -55,7 +55,10 @@ class RetainingDecode(FakeEngine):
         retained: All that it ever retained, as tokens of whole blocks.
     """
 
-    play: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda body: {"role": "assistant", "content": "Hello"}
+    play: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda body: {
+        "role": "assistant",
+        "content": "Hello",
+    }
     retained: list[tuple[int, ...]] = field(default_factory=list)
     index: IndexService = field(default_factory=lambda: IndexService("engine", {}, _BLOCKS))
     _blocks: Any = field(default_factory=itertools.count)
@@ -168,7 +171,9 @@ class RetainingPrefill(FakeEngine):
 
 
 @contextlib.contextmanager
-def retaining(play: Callable[[Mapping[str, Any]], dict[str, Any]], decodes: int) -> Iterator[RetainingPrefill]:
+def retaining(
+    play: Callable[[Mapping[str, Any]], dict[str, Any]], decodes: int
+) -> Iterator[RetainingPrefill]:
     """A prefill engine and so many decode engines, whose indexes answer on loopback."""
     with contextlib.ExitStack() as stack:
         prefill = RetainingPrefill("p")

@@ -1,6 +1,4 @@
-"""What a retention index remembers only to say why a lookup missed: each conversation's last turn, where its other
-branches end, and what was lost.
-"""
+"""What a retention index remembers only to say why a lookup missed: conversations' last turns and branches, and losses."""
 
 from __future__ import annotations
 

@@ -159,9 +159,7 @@ def test_a_graph_of_ones_own(router):
     chat = BidiKVChat(model="m", client=router.client())
     graph = StateGraph(MessagesState)
     graph.add_node("model", lambda state: {"messages": [chat.bind_tools([look]).invoke(state["messages"])]})
-    graph.add_node(
-        "tools", ToolNode([look], wrap_tool_call=wrap_tool_call, awrap_tool_call=awrap_tool_call)
-    )
+    graph.add_node("tools", ToolNode([look], wrap_tool_call=wrap_tool_call, awrap_tool_call=awrap_tool_call))
     graph.add_edge(START, "model")
     graph.add_conditional_edges("model", tools_condition)
     graph.add_edge("tools", "model")
@@ -195,9 +193,7 @@ def test_the_model_that_is_fallen_back_to():
     router, other = FakeRouter(), FakeRouter()
     router.fail(503, times=9)
     models = [chat_openai(router, max_retries=0), chat_openai(other)]
-    agent = create_agent(
-        models[0], [], middleware=[ModelFallbackMiddleware(models[1]), BidiKVMiddleware()]
-    )
+    agent = create_agent(models[0], [], middleware=[ModelFallbackMiddleware(models[1]), BidiKVMiddleware()])
     answer = agent.invoke({"messages": [HumanMessage("hi")]}, thread("falls"))["messages"][-1]
     assert isinstance(answer, AIMessage)
     assert router.sessions == other.sessions

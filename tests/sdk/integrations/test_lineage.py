@@ -121,16 +121,13 @@ def twenty_turns(agent, thread_id, *, stream):
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_agent_of_twenty_turns(stream):
     """Tools, sub-agents, a fork and an interrupt: every turn reuses all that decode had, and goes on from the right turn."""
-
     thread = f"twenty-{stream}"
 
     def use(base_url):
         agent, chat = build(base_url)
         twenty_turns(agent, thread, stream=stream)
         turns, client = thread_report(thread).turns, chat._sync()
-        told = {
-            turn.key: client.get(f"/bidikv/conversations/{turn.key}", cast_to=object) for turn in turns
-        }
+        told = {turn.key: client.get(f"/bidikv/conversations/{turn.key}", cast_to=object) for turn in turns}
         close_thread(thread)
         client.close()
         return turns, told
@@ -142,7 +139,9 @@ def test_an_agent_of_twenty_turns(stream):
     assert sorted(len(played) for played in legs.values()) == [3, 3, 3, 12]
     for key, played in legs.items():
         assert [str(leg.account.reason) for leg in played] == [reason_of(leg, played) for leg in played]
-        assert [leg.account.remote_tokens for leg in played[1:]] == [leg.reusable_tokens for leg in played[1:]]
+        assert [leg.account.remote_tokens for leg in played[1:]] == [
+            leg.reusable_tokens for leg in played[1:]
+        ]
         assert all(leg.account.remote_tokens > 0 for leg in played[1:])
         check_ancestors(told[key], [leg.seen.body["messages"] for leg in played])
     assert Counter(turn.drift.kind for turn in turns) == {"start": 4, "append": 16, "fork": 1}
@@ -185,7 +184,10 @@ def test_sent_nodes_are_told_apart():
         bound = chat.bind_tools([{"name": "look", "parameters": {"type": "object", "properties": {}}}])
 
         async def worker(state):
-            messages = [SystemMessage("You look things up. " * 9), HumanMessage(f"{state['topic']} do: look look")]
+            messages = [
+                SystemMessage("You look things up. " * 9),
+                HumanMessage(f"{state['topic']} do: look look"),
+            ]
             for _ in range(2):
                 messages.append(await bound.ainvoke(messages))
                 messages.append(
@@ -215,7 +217,9 @@ def test_sent_nodes_are_told_apart():
     assert [len(played) for played in legs.values()] == [3] * 5
     for played in legs.values():
         assert [str(leg.account.reason) for leg in played[1:]] == ["hit", "hit"]
-        assert [leg.account.remote_tokens for leg in played[1:]] == [leg.reusable_tokens for leg in played[1:]]
+        assert [leg.account.remote_tokens for leg in played[1:]] == [
+            leg.reusable_tokens for leg in played[1:]
+        ]
     assert sum(decode.held_tokens for decode in prefill.decodes.values()) == 0
 
 

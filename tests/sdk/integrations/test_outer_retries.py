@@ -99,7 +99,11 @@ def test_a_stream_that_breaks_may_be_asked_for_again():
 def test_errors_are_also_langchains():
     """What a call fails with is of both libraries' classes, under the name that it had."""
     router = FakeRouter()
-    for status, name in ((401, "ModelAuthenticationError"), (429, "ModelRateLimitError"), (400, "ModelInvalidRequestError")):
+    for status, name in (
+        (401, "ModelAuthenticationError"),
+        (429, "ModelRateLimitError"),
+        (400, "ModelInvalidRequestError"),
+    ):
         router.fail(status)
         with pytest.raises(openai.APIStatusError) as caught:
             chat_of(router, retry=None).invoke("hi")
