@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from typing import TYPE_CHECKING, Final
 
 from bidikv_server.router import tls
@@ -109,7 +108,7 @@ class RouterApp:
             max_records=settings.max_records,
             idle_s=settings.conversation_idle_s,
         )
-        clock = Clock()
+        self._clock = clock = Clock()
         self.recent = RecentTurns(max_turns=_RECENT_TURNS)
         self.metrics = RouterMetrics()
         self._state = create_store(settings, self.table, self.history, clock, self.metrics.registry)
@@ -221,7 +220,7 @@ class RouterApp:
             await reply.fault(RouterFault("The router failed on this request."))
 
     def _count_conversations(self) -> int:
-        self.table.expire(time.monotonic())
+        self.table.expire(self._clock())
         return len(self.table)
 
     async def _serve(self, scope: Scope, receive: Receive, reply: Reply) -> None:

@@ -204,7 +204,7 @@ async def test_a_thousand_conversations(start, open_page):
     cluster = await start(admin_key="sk-admin")
     for number in range(1000):
         key = ConversationKey(f"{number:032x}")
-        cluster.app.history.record(key, Scope("", "m"), replace(RECORD, at_s=time.monotonic()))
+        cluster.app.history.record(key, Scope("", "m"), replace(RECORD, at_s=time.time()))
     page = await open_page(cluster)
     links = page.locator("#conversations a")
     older, newer = (page.get_by_role("button", name=name) for name in ("Older", "Newer"))
