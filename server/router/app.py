@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from bidikv_server.router.settings import RouterSettings
-from bidikv_server.router.tracing import Tracing
+    from bidikv_server.router.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
