@@ -27,6 +27,7 @@ def shown_engine(seen: EngineSnapshot, notes: EngineNotes | None) -> dict[str, A
         "url": seen.url,
         "healthy": seen.healthy,
         "draining": seen.draining,
+        "circuit": seen.circuit,
         "in_flight": seen.in_flight,
     }
     if seen.role is Role.DECODE:

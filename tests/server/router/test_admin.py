@@ -370,7 +370,7 @@ async def test_engines(start):
     cluster.decode[0].index_lines += "vllm:num_requests_waiting 2.0\nbidikv:retained_tokens 64\n"
     await cluster.probe()
     listed = (await cluster.client.get("/bidikv/v1/engines", headers=ADMIN)).json()["data"]
-    state = {"healthy": True, "draining": False, "in_flight": 0}
+    state = {"healthy": True, "draining": False, "circuit": "closed", "in_flight": 0}
     notes = {"running": 0, "waiting": 2, "kv_usage": None, "retained_tokens": 64, "protected_tokens": None}
     assert listed == [
         {"role": "prefill", "url": cluster.urls["prefill-0"], **state},

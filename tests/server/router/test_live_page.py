@@ -10,8 +10,9 @@ from fake_engine import Failure
 from playwright.async_api import async_playwright, expect
 
 from bidikv_server.reasons import Reason
+from bidikv_server.router.core.engines import Role
 from bidikv_server.router.core.history import TurnRecord
-from bidikv_server.router.core.ids import ConversationKey, Scope
+from bidikv_server.router.core.ids import ConversationKey, EngineUrl, Scope
 from bidikv_server.router.core.policy import Placement
 
 pytestmark = pytest.mark.anyio
@@ -135,6 +136,9 @@ async def test_it_is_live(played, open_page):
     )
     await expect(page.locator("#conversations tr")).to_have_count(2)
     await expect(page.locator("#engines tr").nth(2)).to_contain_text("draining")
+    for _ in range(10):
+        played.app.engines.leg_failed(EngineUrl(played.urls["decode-0"]), Role.DECODE, time.monotonic())
+    await expect(page.locator("#engines tr").nth(1)).to_contain_text("circuit open")
     focused = page.locator("#conversations tr").nth(1).locator("a")
     await expect(focused).to_be_focused()
     await page.get_by_role("button", name="Pause").click()
