@@ -47,15 +47,15 @@ class ModelEngine(FakeEngine):
     usage: float = 0.0
     bodies: list[dict[str, Any]] = field(default_factory=list)
 
-    async def _get(self, path, send):
+    async def _get(self, path, query, send):
         if path == "/v1/models":
             models = [{"id": name, "max_model_len": 2048} for name in self.served]
             await _json(send, 200, {"object": "list", "data": models})
         elif path == "/metrics":
             self.index_lines = f'vllm:kv_cache_usage_perc{{engine="0"}} {self.usage}\n'
-            await super()._get(path, send)
+            await super()._get(path, query, send)
         else:
-            await super()._get(path, send)
+            await super()._get(path, query, send)
 
     async def _post(self, seen, failure, send):
         body = seen.body
