@@ -101,8 +101,10 @@ def read(stream: Any, on_token: Callable[[str], None] | None) -> dict[str, Any]:
                 piece += delta.function.arguments or ""
             if on_token:
                 on_token(piece)
-    answer: dict[str, Any] = {"role": "assistant", "content": text}
-    return {**answer, "tool_calls": list(calls.values())} if calls else answer
+    if not calls:
+        return {"role": "assistant", "content": text}
+    # Null where the model said nothing but a call, as its message says that is not streamed.
+    return {"role": "assistant", "content": text or None, "tool_calls": list(calls.values())}
 
 
 def run_tool(toolbox: Toolbox, call: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def record_of(index: int, answer: dict[str, Any], stream: object, *, agent: str 
     return TurnRecord.of(
         bidikv.turn_of(stream) or bidikv.TurnReport(),
         index=index,
-        text=answer["content"],
+        text=answer["content"] or "",
         tool_name=called.get("name"),
         tool_args=called.get("arguments"),
         agent=agent,
