@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # LangGraph appends the id of the running task to each node's name, and that changes with every step.
 _TASK_ID: Final = re.compile(r":[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_HOOK: Final = re.compile(r"(?P<middleware>[^|]+)\.(?:before|after)_(?:agent|model)$")
 _SENT: Final = "__pregel_push"
 """How LangGraph marks a task that was sent (`Send`), of which one node may run many at once."""
 
@@ -107,4 +108,8 @@ def side_of(config: RunnableConfig) -> str | None:
     if isinstance(source, str) and source:
         return source
     # The other mark's value is a secret of the process.
-    return "internal" if source or metadata.get("lc_internal_call") else None
+    if source or metadata.get("lc_internal_call"):
+        return "internal"
+    # Older middleware marks nothing, but its hooks run in nodes of their own.
+    hook = _HOOK.search(node_path((config.get("configurable") or {}).get("checkpoint_ns")))
+    return hook["middleware"] if hook else None

@@ -135,8 +135,8 @@ def test_a_summary_by_an_adapted_model_is_on_the_side():
     agent = create_agent(model, [], checkpointer=MemorySaver(), middleware=[summary])
     for question in ("one", "two", "three"):
         agent.invoke({"messages": [HumanMessage(question)]}, thread("summed up"))
-    kinds = [(request.turn.kind, request.turn.agent) for request in router.requests]
-    assert kinds == [("main", "model"), ("main", "model"), ("aux", "summarization"), ("main", "model")]
+    assert [request.turn.kind for request in router.requests] == ["main", "main", "aux", "main"]
+    assert router.requests[2].turn.agent in {"summarization", "SummarizationMiddleware"}
     assert router.requests[2].turn.parent == router.sessions[0]
 
 

@@ -132,6 +132,8 @@ def test_internal_calls_are_aside():
     marked = [conversation_of(config("t", lc_internal_call=uuid.uuid4().hex)) for _ in range(2)]
     assert {conversation.agent for conversation in marked} == {"internal"}
     assert marked[0].id == marked[1].id
+    unmarked = conversation_of(config("t", task("Summary.before_model")))
+    assert (unmarked.kind, unmarked.agent, unmarked.parent) == ("aux", "Summary", main.id)
 
 
 def test_choice():
