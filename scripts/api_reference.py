@@ -31,6 +31,15 @@ GROUPS = {
         "RetriesExhausted",
     ),
 }
+INTEGRATIONS = {
+    "BidiKVChat": "langgraph",
+    "adapt": "_adapt",
+    "BidiKVMiddleware": "middleware",
+    "thread_report": "_threads",
+    "close_thread": "_threads",
+    "aclose_thread": "_threads",
+}
+"""By the module that defines each."""
 TESTING = ("FakeRouter", "ToolCall", "Received")
 SHOWN_WITH_A_CLASS = {
     "OpenAI": ("_Shared", "_SyncCalls"),
@@ -82,6 +91,10 @@ def page(package: Any) -> str:
         parts.append(f"## {title}")
         for name in names:
             parts += entry(f"bidikv.{name}", find(package, name), package)
+    parts.append("## bidikv.integrations")
+    parts += text(package["integrations"])
+    for name, home in INTEGRATIONS.items():
+        parts += entry(f"bidikv.integrations.{name}", package["integrations"][home][name], package)
     parts.append("## bidikv.testing")
     parts += text(package["testing"])
     for name in TESTING:
@@ -109,6 +122,8 @@ def entry(title: str, item: Any, package: Any) -> list[str]:
             for member in owner.members.values():
                 if member.name.startswith("_") or member.name in HIDDEN or member.is_alias:
                     continue
+                if member.is_attribute and "property" not in member.labels and member.docstring is not None:
+                    parts.append(f"- `{member.name}`: {' '.join(member.docstring.value.split())}")
                 if member.is_function and member.docstring is not None:
                     label = f"#### {item.name}.{member.name}"
                     parts += [label, f"```python\n{signature(member)}\n```", *text(member)]

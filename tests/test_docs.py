@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
 FAILURES = (TESTS.parent / "docs" / "failures.md").read_text(encoding="utf-8")
 ROWS = {row.split(" ", 2)[1]: row.split(" | ") for row in FAILURES.splitlines() if re.match(r"\| F\d+ ", row)}
@@ -57,15 +59,18 @@ def test_links_between_documents_lead_somewhere():
     assert broken == []
 
 
-def test_the_tutorial_runs_as_it_stands(monkeypatch):
+@pytest.mark.parametrize(("name", "count"), [("tutorial", 8), ("langgraph", 6)])
+def test_a_page_runs_as_it_stands(monkeypatch, name, count):
     """Its Python, block after block, in one session."""
-    for name in ("BASE_URL", "API_KEY", "SESSION_SECRET", "READBACK", "DISABLED", "ON_DRIFT", "RESTORE"):
-        monkeypatch.delenv(f"BIDIKV_{name}", raising=False)
-    page = TESTS.parent / "docs" / "tutorial.md"
+    if name == "langgraph":
+        pytest.importorskip("langchain_openai", reason="the page adapts its model")
+    for variable in ("BASE_URL", "API_KEY", "SESSION_SECRET", "READBACK", "DISABLED", "ON_DRIFT", "RESTORE"):
+        monkeypatch.delenv(f"BIDIKV_{variable}", raising=False)
+    page = TESTS.parent / "docs" / f"{name}.md"
     text = page.read_text(encoding="utf-8")
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
-    assert len(blocks) == 8
-    session = {"__name__": "tutorial"}
+    assert len(blocks) == count
+    session = {"__name__": name}
     for block in blocks:
         # On the page's own lines, so that a traceback names them.
         code = "\n" * text[: block.start(1)].count("\n") + block[1]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, assert_type
 
 from langchain_core.messages import AIMessage
+from langchain_openai import ChatOpenAI
 from openai import AsyncAzureOpenAI as PlainAsyncAzureOpenAI
 from openai import Stream
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 import bidikv
 from bidikv import testing
-from bidikv.integrations import BidiKVChat
+from bidikv.integrations import BidiKVChat, BidiKVMiddleware, adapt, close_thread, thread_report
 
 if TYPE_CHECKING:
     from openai import OpenAI as PlainOpenAI
@@ -91,3 +92,10 @@ def chat() -> None:
     model = BidiKVChat(model="m", base_url="http://router/v1", temperature=0, conversation="a")
     model.bind_tools([{"type": "function"}], tool_choice="none").invoke("hi")
     assert_type(model.invoke("hi"), AIMessage)
+    own = ChatOpenAI(model="m")
+    assert_type(adapt(own, restore="all"), ChatOpenAI)
+    adapt("gpt")  # type: ignore[type-var]
+    BidiKVMiddleware(unsupported="raise", readback=False)
+    BidiKVMiddleware(unsupported="often")  # type: ignore[arg-type]
+    assert_type(thread_report("t"), bidikv.ReuseReport)
+    close_thread(7)

@@ -8,7 +8,9 @@ import json
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ToolStrategy
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import MemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
@@ -62,8 +64,6 @@ def loop(chat, calls=2):
 
     def tools(state):
         return {"messages": [look.invoke(call) for call in state["messages"][-1].tool_calls]}
-
-    from langchain_core.runnables import RunnableLambda  # noqa: PLC0415
 
     graph = StateGraph(MessagesState)
     graph.add_node("model", RunnableLambda(model, afunc=amodel))
@@ -388,6 +388,83 @@ def test_served_over_a_socket(router, served):
     assert chat.invoke("hi").text == router.text
     assert "".join(piece.text for piece in chat.stream("hi")) == router.text
     chat._sync().close()
+
+
+@pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_astream_events(router, chat, version):
+    """Both forms of LangChain's events carry the text piece by piece, and the calls are the thread's."""
+    if version == "v3" and not hasattr(chat, "stream_events"):
+        pytest.skip("this LangChain has no such events")
+    graph = loop(chat, calls=0)
+
+    async def run():
+        told = {"messages": [HumanMessage("hi")]}
+        events = graph.astream_events(told, thread("events"), version=version)
+        return [event async for event in (await events if asyncio.iscoroutine(events) else events)]
+
+    events = asyncio.run(run())
+    assert router.bodies[0]["stream"] is True
+    assert router.sessions[0].startswith("c_")
+    if version == "v2":
+        pieces = [event["data"]["chunk"] for event in events if event["event"] == "on_chat_model_stream"]
+        assert "".join(piece.text for piece in pieces) == router.text
+        assert sum(bool(piece.text) for piece in pieces) == 2
+    else:
+        assert router.text.split()[-1] in json.dumps(events, default=str)
+
+
+def test_an_agent_that_answers_by_a_schema(router, chat):
+    """`create_agent(response_format=...)` gets its object, by a tool that the model has to call."""
+    router.raw_args = '{"what" :"a router"}'
+    agent = create_agent(chat, [], response_format=ToolStrategy(Answer), checkpointer=MemorySaver())
+    told = {"messages": [HumanMessage("hi")]}
+    assert agent.invoke(told, thread("schema"))["structured_response"] == Answer(what="a router")
+
+
+def test_reasoning_can_stay_out(router):
+    """It goes back unless that is switched off."""
+    router.reasoning = "Let me see."
+    for keep in (True, False):
+        chat = BidiKVChat(model="m", client=router.client(), keep_reasoning=keep)
+        answer = chat.invoke("hi")
+        chat.invoke([HumanMessage("hi"), answer, HumanMessage("and?")])
+        assert ("reasoning" in router.bodies[-1]["messages"][1]) is keep
+
+
+def test_history_that_changes_can_raise(served):
+    """The model's own clients do what the model was told to do about drift, together and not each for itself."""
+    chat = BidiKVChat(model="m", base_url=served, on_drift="raise")
+    first = [HumanMessage("one"), AIMessage("1"), HumanMessage("two")]
+    chat.invoke(first, thread("drifts"))
+    with pytest.raises(bidikv.DriftError, match="messages\\[0\\]"):
+        chat.invoke([HumanMessage("One"), *first[1:], AIMessage("2"), HumanMessage("three")], thread("drifts"))
+    chat._sync().close()
+    assert chat._sync()._bidikv.memory is chat._async()._bidikv.memory
+
+
+def test_a_secret_keys_the_ids(router):
+    """Of the model's thread, of its own conversation, and of a plain client's in a node."""
+    for secret in (b"one", b"two", b"one"):
+        client = router.client(secret=secret)
+        chat = BidiKVChat(model="m", client=client)
+        chat.invoke("hi", thread("keyed"))
+        chat.model_copy(update={"conversation": "mine"}).invoke("hi")
+        RunnableLambda(
+            lambda _, client=client: client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "hi"}]
+            )
+        ).invoke(None, thread("keyed"))
+    ids = [router.sessions[start : start + 3] for start in (0, 3, 6)]
+    assert ids[0] == ids[2]
+    assert all(one != two for one, two in zip(ids[0], ids[1], strict=True))
+    assert all(of[0] == of[2] != of[1] for of in ids)
+
+
+def test_traces_name_the_model(chat):
+    """What LangSmith and the like show of it."""
+    params = chat._get_ls_params()
+    assert (params["ls_provider"], params["ls_model_name"], params["ls_model_type"]) == ("bidikv", "m", "chat")
 
 
 def test_answers_survive_json(chat, router):
