@@ -438,7 +438,9 @@ def test_history_that_changes_can_raise(served):
     first = [HumanMessage("one"), AIMessage("1"), HumanMessage("two")]
     chat.invoke(first, thread("drifts"))
     with pytest.raises(bidikv.DriftError, match="messages\\[0\\]"):
-        chat.invoke([HumanMessage("One"), *first[1:], AIMessage("2"), HumanMessage("three")], thread("drifts"))
+        chat.invoke(
+            [HumanMessage("One"), *first[1:], AIMessage("2"), HumanMessage("three")], thread("drifts")
+        )
     chat._sync().close()
     assert chat._sync()._bidikv.memory is chat._async()._bidikv.memory
 
@@ -464,7 +466,11 @@ def test_a_secret_keys_the_ids(router):
 def test_traces_name_the_model(chat):
     """What LangSmith and the like show of it."""
     params = chat._get_ls_params()
-    assert (params["ls_provider"], params["ls_model_name"], params["ls_model_type"]) == ("bidikv", "m", "chat")
+    assert (params["ls_provider"], params["ls_model_name"], params["ls_model_type"]) == (
+        "bidikv",
+        "m",
+        "chat",
+    )
 
 
 def test_answers_survive_json(chat, router):
