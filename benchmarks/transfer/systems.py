@@ -72,11 +72,6 @@ def multi(*children: dict[str, Any]) -> dict[str, Any]:
 
 
 LMCACHE: Final = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
-OFFLOADING: Final = {
-    "kv_connector": "OffloadingConnector",
-    "kv_role": "kv_both",
-    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 28},
-}
 MOONCAKE: Final = {
     "kv_connector": "MooncakeConnector",
     "kv_connector_module_path": "mooncake_cpu",
@@ -92,7 +87,6 @@ SYSTEMS: Final = {
     ),
     "lmcache": System(LMCACHE),
     "nixl+lmcache": System(multi(nixl(), LMCACHE)),
-    "nixl (with OffloadingConnector)": System(multi(nixl(), OFFLOADING)),
 }
 
 
@@ -177,7 +171,7 @@ def run(name: str, args: argparse.Namespace) -> int:
         *filter(None, [os.environ.get("PYTHONPATH")]),
     ]
     env = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **dict(args.env)}
-    router_args = ["--transfer", name.partition(" ")[0], "--readback"]
+    router_args = ["--transfer", name, "--readback"]
     if system.bootstrap:
         (port,) = free_ports(1)
         env["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(port)
