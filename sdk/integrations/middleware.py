@@ -12,7 +12,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or not error.name.startswith("langchain"):
         raise
-    raise MissingIntegrationError("langgraph", "langchain") from error
+    raise MissingIntegrationError("langchain") from error
 
 from bidikv.integrations._adapt import adapt, is_adapted
 from bidikv.integrations._tools import awrap_tool_call, wrap_tool_call
@@ -31,7 +31,13 @@ _ADAPTED = 16
 """Models kept: an agent has one, and perhaps some to fall back to."""
 
 
-class BidiKVMiddleware(AgentMiddleware[Any, Any, Any]):
+if TYPE_CHECKING:
+    _Base = AgentMiddleware[Any, Any, Any]
+else:  # it has another number of parameters in other versions
+    _Base = AgentMiddleware
+
+
+class BidiKVMiddleware(_Base):
     """Names the conversation of each call of an agent's model, and tells decode how long its tools take.
 
     `create_agent(ChatOpenAI(...), tools, middleware=[..., BidiKVMiddleware()])`. Put it last, so that it sees the model that
