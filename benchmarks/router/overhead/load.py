@@ -97,7 +97,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     print("end", flush=True)
     for task in playing:
         task.cancel()
-    await asyncio.wait(playing)
+    await asyncio.gather(ended, *playing, return_exceptions=True)
     return {
         "seconds": seconds,
         "turns": sight.turns,
