@@ -6,7 +6,7 @@ Loads:
 
     streams    100 streams at 50 events a second each: what a router adds to the first event, and to every other one
     turns      turns that are not streamed, as many as go: turns per second of the router's processor time
-    events     600 streams at 50 events a second each: events per second of the router's processor time
+    events     600 streams at 50 events a second, 500 events long: events per second of the router's processor time
     large      one client with a body of 1 MB: what a router adds to it
 
 Without a router ("direct") the client sends both legs itself, as a router would. LiteLLM knows no prefill: it sends one

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 import traceback
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 LogFormat = Literal["text", "json"]
-_BARE: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-:/@+[]")
+_BARE: Final = re.compile(r"[A-Za-z0-9._:/@+\[\]-]+")
 
 
 def log_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def _bare(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(":".join(_bare(part) for part in entry.values()) for entry in value) or "none"
     text = str(value)
-    return text if text and _BARE.issuperset(text) else json.dumps(text)
+    return text if _BARE.fullmatch(text) else json.dumps(text)
 
 
 def _exception_lines(record: logging.LogRecord) -> list[str]:

@@ -73,8 +73,10 @@ def _sample(bench: Bench, system: System, name: str, repetition: int, seconds: f
         _expect(load, "end")
         after, memory = (system.cpu_s(), _cpu_s(bench.engine_processes)), system.memory_mib()
         told: dict[str, Any] = json.loads(load.stdout.read())
-    if not told["turns"]:
-        raise LoadFailedError(f"{system.name} ended no turn of {name} in time: measure with more --seconds")
+    if not (told["turns"] or told["events"]):
+        raise LoadFailedError(
+            f"{system.name} answered nothing of {name} in time: measure with more --seconds"
+        )
     return Sample(
         system=system.name,
         scenario=name,

@@ -30,6 +30,8 @@ class Scenario:
 SCENARIOS: Final = {
     "streams": Scenario("100 streams at 50 events a second each", 100, events=50, pace_s=0.02, spread_s=1.0),
     "turns": Scenario("turns that are not streamed, as many as go", 32),
-    "events": Scenario("600 streams at 50 events a second each", 600, events=100, pace_s=0.02, spread_s=2.0),
+    "events": Scenario(
+        "600 streams at 50 events a second each, 500 events long", 600, events=500, pace_s=0.02, spread_s=2.0
+    ),
     "large": Scenario("one client with a body of 1 MB", 1, body_bytes=1_000_000),
 }

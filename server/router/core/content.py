@@ -54,15 +54,15 @@ _MEDIA_KEYS: Final = frozenset(
 def parts(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every content part and input item of a request that is an object."""
     found: list[dict[str, Any]] = []
-    waiting = [body.get(field) for field in ("messages", "input")]
+    waiting = [value for field in ("messages", "input") if isinstance(value := body.get(field), list)]
     while waiting:
-        value = waiting.pop()
-        if not isinstance(value, list):
-            continue
-        for part in value:
-            if isinstance(part, dict):
-                found.append(part)
-                waiting += [part[name] for name in _NESTED if name in part]
+        for part in waiting.pop():
+            if not isinstance(part, dict):
+                continue
+            found.append(part)
+            for name in _NESTED:
+                if isinstance(nested := part.get(name), list):
+                    waiting.append(nested)  # noqa: PERF401  # it is what the loop consumes
     return found
 
 

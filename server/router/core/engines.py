@@ -300,7 +300,10 @@ class EngineTable:
             engine.circuit.advance(now_s)
 
     def _held(self, url: EngineUrl, role: Role) -> _Engine:
-        return self._engines.setdefault((url, role), _Engine(role, leaving=True))
+        engine = self._engines.get((url, role))
+        if engine is None:
+            engine = self._engines[url, role] = _Engine(role, leaving=True)
+        return engine
 
     def _is_gone(self, engine: _Engine, now_s: float) -> bool:
         """Whether nothing is left of a leaving engine; its rest begins with the first sweep that finds it idle."""

@@ -124,7 +124,7 @@ def read_request(
         scope=scope,
         identity=identity,
         chain=chain(body, scope, path, normalise=normalise),
-        turn=replace(turn, final=turn.final or identity.final),
+        turn=replace(turn, final=True) if identity.final else turn,
         readback=headers.get(READBACK_HEADER, "").strip().lower() != "off",
         cache_salt=cache_salt_of(tenant, scope.cache_salt) if tenant is not None else None,
     )
