@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _LONGEST_DELAY_S: Final = 1.5
 """Long enough to hit prefill and decode legs alike."""
 _TURNS_PER_KILL: Final = 5
+_TURNS_WITHOUT: Final = 2
+"""So many turns begin while a member is down. An engine takes as long to start as many turns without it: they would be
+most of the run, and none would find anything to reuse."""
 
 
 class Members(Protocol):
@@ -76,12 +79,17 @@ class Chaos:
     outages: list[Outage] = field(default_factory=list)
     _begun: int = 0
     _down: bool = False
+    _begun_without: int = 0
     _last_up_s: float = float("-inf")
     _turn: asyncio.Event = field(default_factory=asyncio.Event)
+    _back: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def turn_begins(self) -> None:
-        """Count a turn."""
+    async def turn_begins(self) -> None:
+        """Count a turn; it waits if enough have begun without the member that is down."""
+        while self._down and self._begun_without >= _TURNS_WITHOUT:
+            await self._back.wait()
         self._begun += 1
+        self._begun_without += self._down
         self._turn.set()
 
     def excuses(self, started_s: float) -> bool:
@@ -112,11 +120,13 @@ class Chaos:
     async def _carry_out(self, kill: Kill) -> None:
         self.say(f"chaos: killing {kill.member}")
         started_s, begun = time.monotonic(), self._begun
-        self._down = True
+        self._down, self._begun_without = True, 0
+        self._back.clear()
         await asyncio.to_thread(self.cluster.kill, kill.member)
         await asyncio.to_thread(self.cluster.restart, kill.member)
         self._last_up_s = time.monotonic()
         self._down = False
+        self._back.set()
         seconds = self._last_up_s - started_s
         self.outages.append(Outage(member=kill.member, before_turn=begun, seconds=round(seconds, 1)))
         self.say(f"chaos: {kill.member} is back after {seconds:.0f} s")

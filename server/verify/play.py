@@ -36,8 +36,8 @@ _PATIENCE_S: Final = 240.0
 class Outages(Protocol):
     """What disturbs the run."""
 
-    def turn_begins(self) -> None:
-        """Another turn is about to be played."""
+    async def turn_begins(self) -> None:
+        """Another turn is about to be played; returns when it may be."""
 
     def excuses(self, started_s: float) -> bool:
         """Whether something was down at some time since then, in seconds of the monotonic clock."""
@@ -46,7 +46,7 @@ class Outages(Protocol):
 class Quiet:
     """Nothing does."""
 
-    def turn_begins(self) -> None:
+    async def turn_begins(self) -> None:
         """Do nothing."""
 
     def excuses(self, started_s: float) -> bool:  # noqa: ARG002
@@ -88,7 +88,7 @@ class Player:
     async def play(self, turns: list[Turn]) -> AsyncIterator[TurnRecord]:
         """All turns in order; ends early when one got no answer, which later ones would have to repeat."""
         for turn in turns:
-            self.outages.turn_begins()
+            await self.outages.turn_begins()
             record = await self._play(turn)
             yield record
             if turn.index not in self._answers:

@@ -61,9 +61,9 @@ async def test_a_member_is_killed_when_its_turn_begins_and_excuses_failures_unti
     chaos = Chaos(members, [Kill(2, "decode-0", 0.0)], lambda _: None)
     work = asyncio.create_task(chaos.work())
     before_s = time.monotonic()
-    chaos.turn_begins()
+    await chaos.turn_begins()
     assert not chaos.excuses(before_s)
-    chaos.turn_begins()
+    await chaos.turn_begins()
     await eventually(lambda: members.done == [("kill", "decode-0")])
     assert chaos.excuses(before_s)
     members.may_start.set()
@@ -80,7 +80,7 @@ async def test_what_no_turn_reaches_is_left_out():
     members = Members()
     chaos = Chaos(members, [Kill(2, "router", 0.0)], lambda _: None)
     work = asyncio.create_task(chaos.work())
-    chaos.turn_begins()
+    await chaos.turn_begins()
     chaos.finish()
     await work
     assert members.done == []
@@ -91,6 +91,27 @@ async def test_a_member_that_does_not_come_back_ends_the_run():
     members = Members(StartTimeoutError("decode-0 not ready"))
     members.may_start.set()
     chaos = Chaos(members, [Kill(1, "decode-0", 0.0)], lambda _: None)
-    chaos.turn_begins()
+    await chaos.turn_begins()
     with pytest.raises(StartTimeoutError):
         await chaos.work()
+
+
+async def test_only_a_few_turns_begin_while_a_member_is_down():
+    """The rest of the plan is played on a whole cluster."""
+    members = Members()
+    chaos = Chaos(members, [Kill(1, "prefill-0", 0.0)], lambda _: None)
+    work = asyncio.create_task(chaos.work())
+    await chaos.turn_begins()
+    await eventually(lambda: members.done == [("kill", "prefill-0")])
+    begun = []
+
+    async def play(number):
+        await chaos.turn_begins()
+        begun.append(number)
+
+    playing = [asyncio.create_task(play(number)) for number in range(5)]
+    await eventually(lambda: len(begun) == 2)
+    assert not playing[2].done()
+    members.may_start.set()
+    await asyncio.gather(work, *playing)
+    assert begun == list(range(5))
