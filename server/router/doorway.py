@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from bidikv_server.router.dialects import OPENAI
 from bidikv_server.router.errors import BadRequest, HeadTooLarge, RequestTooSlow, TooManyConnections
+from bidikv_server.router.joined_writes import JoinedWrites
 
 if TYPE_CHECKING:
     import asyncio
@@ -69,6 +70,7 @@ class Doorway(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Let the client in if there is room."""
         super().connection_made(transport)
+        self.transport = JoinedWrites(transport, self.loop)
         if len(self.connections) > self.bounds.max_connections:
             self._refuse(TooManyConnections())
             return

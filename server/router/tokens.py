@@ -26,7 +26,9 @@ class PromptTokens:
 
     def obstacle(self, request: TurnRequest) -> Tokenised | None:
         """Why decode has to find the tokens itself; None lets it take prefill's."""
-        return prompt_tokens.obstacle(request.path, request.body) if self._wanted else Tokenised.OFF
+        if not self._wanted:
+            return Tokenised.OFF
+        return prompt_tokens.obstacle(request.path, request.body, has_media=request.media.present)
 
     def body(
         self,

@@ -19,7 +19,6 @@ from bidikv_server.reasons import Reason
 from bidikv_server.router.core import prompt_tokens
 from bidikv_server.router.core.accounts import NOTHING_KNOWN, PrefillAnswer
 from bidikv_server.router.core.bodies import prefill_body, runs_alone
-from bidikv_server.router.core.content import names_media
 from bidikv_server.router.core.conversations import Holder
 from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.history import TurnRecord
@@ -167,7 +166,7 @@ class TurnService:
         """Why nothing of this turn may be reused."""
         if not (self._settings.readback and request.readback):
             return Reason.READBACK_OFF
-        return Reason.UNSUPPORTED if names_media(request.body) else None
+        return Reason.UNSUPPORTED if request.media.named else None
 
     async def _attempt(self, turn: Turn, reply: Reply) -> None:
         """Run both legs once; every failure leaves one engine or one option less for the next attempt."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _NESTED: Final = ("content", "output")
 """Where a part or an item may hold parts of its own: Anthropic's tool results, outputs of the Responses API's calls."""
@@ -51,32 +52,43 @@ _MEDIA_KEYS: Final = frozenset(
 """Keys that make a part one of media, whatever its type says."""
 
 
-def parts(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Media:
+    """What of a prompt is no text, as far as one can see; what is not known counts as media.
+
+    Attributes:
+        present: Anything but text is in it.
+        named: The client gives a part a name of its own (vLLM's `uuid`). Engines take the name for the content, and nothing
+            proves that it stands for the same content twice.
+    """
+
+    present: bool
+    named: bool
+
+
+_NONE: Final = Media(present=False, named=False)
+
+
+def media_of(body: Mapping[str, Any]) -> Media:
+    """Look at every part and item of a request."""
+    present = named = False
+    for part in parts(body):
+        present = present or _is_media(part)
+        named = named or part.get("uuid") is not None
+    return Media(present, named) if present or named else _NONE
+
+
+def parts(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every content part and input item of a request that is an object."""
-    found: list[dict[str, Any]] = []
     waiting = [value for field in ("messages", "input") if isinstance(value := body.get(field), list)]
     while waiting:
         for part in waiting.pop():
             if not isinstance(part, dict):
                 continue
-            found.append(part)
+            yield part
             for name in _NESTED:
                 if isinstance(nested := part.get(name), list):
                     waiting.append(nested)  # noqa: PERF401  # it is what the loop consumes
-    return found
-
-
-def names_media(body: Mapping[str, Any]) -> bool:
-    """Whether the client gives a media item a name of its own (vLLM's `uuid`).
-
-    Engines then take the name for the content, and nothing proves that it stands for the same content twice.
-    """
-    return any(part.get("uuid") is not None for part in parts(body))
-
-
-def has_media(body: Mapping[str, Any]) -> bool:
-    """Whether anything but text is in the prompt, as far as one can see; what is not known counts as media."""
-    return any(_is_media(part) for part in parts(body))
 
 
 def _is_media(part: dict[str, Any]) -> bool:

@@ -14,7 +14,6 @@ import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from bidikv_server.router.core.content import has_media
 from bidikv_server.router.core.json_bytes import verbatim
 from bidikv_server.router.core.paths import CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH
 
@@ -52,7 +51,7 @@ class Tokenised(StrEnum):
     """Its own: switched off."""
 
 
-def obstacle(path: str, body: Mapping[str, Any]) -> Tokenised | None:
+def obstacle(path: str, body: Mapping[str, Any], *, has_media: bool) -> Tokenised | None:
     """Why decode has to find the tokens of this prompt itself; None if prefill's will do."""
     if any(body.get(name) for name in _NEEDS_TEXT.get(path, ())):
         return Tokenised.NEEDS_TEXT
@@ -61,7 +60,7 @@ def obstacle(path: str, body: Mapping[str, Any]) -> Tokenised | None:
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
             return None
         return None if isinstance(prompt, str) else Tokenised.GIVEN
-    return Tokenised.MEDIA if has_media(body) else None
+    return Tokenised.MEDIA if has_media else None
 
 
 def cut(raw: bytes) -> tuple[bytes, bytes | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from bidikv_server.router.core.json_bytes import InvalidJson, canonical, read_value
+from bidikv_server.router.core.json_bytes import InvalidJson, canonical, read_value, verbatim
 from bidikv_server.router.core.mutations import BILLING_LINE, system_text, unmarked
 from bidikv_server.router.core.paths import MESSAGES_PATH, RESPONSES_PATH
 
@@ -32,6 +32,7 @@ _OPTIONS: Final = (
 )
 """What stands in front of the messages, or decides how they are rendered."""
 _MESSAGE_FIELDS: Final = ("role", "name", "content", "tool_calls", "tool_call_id", "function_call", "refusal")
+_PLAIN_ROLES: Final = ("user", "assistant")
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
@@ -66,7 +67,7 @@ def read_prompt(path: str, body: Mapping[str, Any], *, normalise: bool = True) -
     """
     options = {name: body[name] for name in _OPTIONS if body.get(name) is not None}
     if normalise and isinstance(tools := options.get("tools"), list):
-        options["tools"] = sorted((unmarked(tool) for tool in tools), key=canonical)
+        options["tools"] = [verbatim(tool) for tool in sorted(canonical(unmarked(tool)) for tool in tools)]
     if path == RESPONSES_PATH:
         return _responses(body, options, normalise=normalise)
     if path == MESSAGES_PATH:
@@ -100,6 +101,9 @@ def _chat(messages: Any, options: dict[str, Any], *, normalise: bool) -> Prompt:
 
 def _chat_message(message: dict[str, Any], *, normalise: bool) -> dict[str, Any] | None:
     """What of a message decides its place; None for a system message that says nothing but noise."""
+    if len(message) == 2 and isinstance(message.get("content"), str) and message.get("role") in _PLAIN_ROLES:
+        # Most messages of most histories: nothing to leave out.
+        return message
     essence = {name: message[name] for name in _MESSAGE_FIELDS if message.get(name) is not None}
     if "content" in essence:
         essence["content"] = _content(essence["content"], normalise=normalise)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from bidikv.headers import READBACK_HEADER, TURN_HEADER, TurnHeader
+from bidikv_server.router.core.content import Media, media_of
 from bidikv_server.router.core.digests import Chain, chain
 from bidikv_server.router.core.identity import Identity, identify
 from bidikv_server.router.core.ids import Scope, cache_salt_of, tenant_of
@@ -44,6 +45,7 @@ class TurnRequest:
         scope: Whose it is.
         identity: The conversation the client named, and how.
         chain: Digests of its prompt.
+        media: What of its prompt is no text.
         turn: The client's advice on this turn.
         readback: The client did not switch reuse off for this request.
         cache_salt: `cache_salt` for both legs in place of the client's own; None leaves the body as it is.
@@ -56,6 +58,7 @@ class TurnRequest:
     scope: Scope
     identity: Identity
     chain: Chain
+    media: Media
     turn: TurnHeader
     readback: bool
     cache_salt: str | None = None
@@ -124,6 +127,7 @@ def read_request(
         scope=scope,
         identity=identity,
         chain=chain(body, scope, path, normalise=normalise),
+        media=media_of(body),
         turn=replace(turn, final=True) if identity.final else turn,
         readback=headers.get(READBACK_HEADER, "").strip().lower() != "off",
         cache_salt=cache_salt_of(tenant, scope.cache_salt) if tenant is not None else None,

@@ -112,8 +112,9 @@ async def test_a_stop_signal_ends_no_stream():
         process.send_signal(signal.SIGTERM)
         answer = await queued
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        with pytest.raises(httpx2.ConnectError):
-            await _chat(client, "third")
+        async with httpx2.AsyncClient(base_url=client.base_url) as newcomer:
+            with pytest.raises(httpx2.ConnectError):
+                await _chat(newcomer, "third")
         assert not running.done()
         engine.gate.set()
         assert (await running).content == b"".join(CHAT_EVENTS)

@@ -14,7 +14,7 @@ from bidikv_server.router.core.bodies import (
     prefill_body,
     runs_alone,
 )
-from bidikv_server.router.core.content import names_media
+from bidikv_server.router.core.content import media_of
 from bidikv_server.router.core.paths import MESSAGES_PATH, RESPONSES_PATH
 from bidikv_server.router.core.policy import Keep
 from bidikv_server.router.core.requests import CHAT_PATH, COMPLETIONS_PATH, TurnRequest, read_request
@@ -150,16 +150,14 @@ def test_what_one_handle_can_carry(body, possible):
 )
 def test_media_that_the_client_names(content, named):
     """A name is not a content; whatever else a body holds is no name."""
-    assert (
-        names_media({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": content}]})
-        is named
-    )
+    body = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": content}]}
+    assert media_of(body).named is named
 
 
 @pytest.mark.parametrize("messages", [None, "text", [7, None, []]])
 def test_odd_messages_name_no_media(messages):
     """Engines say what is wrong with them."""
-    assert not names_media({"messages": messages})
+    assert not media_of({"messages": messages}).named
 
 
 def test_responses_legs():

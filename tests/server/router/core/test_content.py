@@ -2,7 +2,7 @@
 
 import pytest
 
-from bidikv_server.router.core.content import has_media, names_media, parts
+from bidikv_server.router.core.content import media_of, parts
 
 TEXT = {"type": "text", "text": "x"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
@@ -27,7 +27,7 @@ def test_every_part_is_seen(body, count):
 def test_a_named_item_inside_a_tool_result():
     """A name counts wherever it stands."""
     inner = {"type": "tool_result", "content": [{**IMAGE, "uuid": "mine"}]}
-    assert names_media({"messages": [{"role": "user", "content": [inner]}]})
+    assert media_of({"messages": [{"role": "user", "content": [inner]}]}).named
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_a_named_item_inside_a_tool_result():
 )
 def test_what_is_not_known_is_media(part):
     """Rendering once too often does no harm."""
-    assert has_media({"messages": [{"role": "user", "content": [TEXT, part]}]})
+    assert media_of({"messages": [{"role": "user", "content": [TEXT, part]}]}).present

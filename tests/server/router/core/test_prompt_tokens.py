@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bidikv_server.router.core.accounts import read_prefill_answer
+from bidikv_server.router.core.content import media_of
 from bidikv_server.router.core.json_bytes import encode
 from bidikv_server.router.core.paths import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
 from bidikv_server.router.core.prompt_tokens import Tokenised, cut, obstacle, with_token_ids
@@ -132,4 +133,4 @@ def test_decode_leg_of_a_completion(fields, token_ids):
 )
 def test_who_finds_the_tokens(path, body, expected):
     """Decode does where media are rendered, where the answer shows the text, and where the client has."""
-    assert obstacle(path, body) is expected
+    assert obstacle(path, body, has_media=media_of(body).present) is expected
