@@ -5,6 +5,7 @@
 Loads:
 
     streams    100 streams at 50 events a second each: what a router adds to the first event, and to every other one
+    awake      the same, while no core of the machine is let go idle (Linux): what is added without the machine's own waking up
     turns      turns that are not streamed, as many as go: turns per second of the router's processor time
     events     600 streams at 50 events a second, 500 events long: events per second of the router's processor time
     large      one client with a body of 1 MB: what a router adds to it

@@ -62,7 +62,6 @@ class Retries:
         self._budget = budget
         self._tried = tried
         self._exhausted = exhausted
-        self._limits = stop_any(stop_after_attempt(budget.attempts), stop_before_delay(budget.total_s))
         self._waited_s = 0.0
 
     async def run(self, attempt: Callable[[], Awaitable[None]]) -> None:
@@ -84,10 +83,11 @@ class Retries:
                 raise first.pop()
             await attempt()
 
+        limits = stop_any(stop_after_attempt(self._budget.attempts), stop_before_delay(self._budget.total_s))
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(LegFailed),
             wait=self._pause_s,
-            stop=self._over,
+            stop=lambda state: limits(state) or self._is_hopeless(state),
             before_sleep=self._before_pause,
             reraise=True,
         )
@@ -101,9 +101,7 @@ class Retries:
             return self._tried.retry_after_s + _SPREAD(state)
         return _BACKOFF(state)
 
-    def _over(self, state: RetryCallState) -> bool:
-        if self._limits(state):
-            return True
+    def _is_hopeless(self, state: RetryCallState) -> bool:
         if not self._exhausted():
             return False
         if not self._tried.excluded.refused:

@@ -105,6 +105,7 @@ def _plain(
 _ROWS: Final[tuple[tuple[str, Callable[[Sequence[Sample], str], str]], ...]] = (
     (f"{SCENARIOS['streams'].what}: first event, p50 and p99", _first("streams")),
     ("of each event from engine to client, p50 and p99", _transit),
+    (f"{SCENARIOS['awake'].what}: first event, p50 and p99", _first("awake")),
     ("turns/s per core", _plain("turns", figures.turns_per_core, "{:,.0f}")),
     ("processor time per turn", _plain("turns", figures.cpu_ms_per_turn, "{:.2f} ms")),
     ("turns/s as they went", _plain("turns", lambda s: s.turns / s.seconds, "{:,.0f}", direct=True)),

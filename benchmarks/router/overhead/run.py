@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from overhead.awake import cores_awake
 from overhead.figures import Sample, quantiles
 from overhead.scenarios import SCENARIOS
 from overhead.systems import Bench, System, SystemFailedError, set_pace
@@ -48,9 +50,10 @@ def measure(
         turned = started[repetition % len(started) :] + started[: repetition % len(started)]
         order = turned if repetition % 2 == 0 else turned[::-1]
         for scenario in scenarios:
-            for system in order:
-                say(f"round {repetition + 1}: {scenario}, {system.name}")
-                samples.append(_sample(bench, system, scenario, repetition, seconds))
+            with cores_awake() if SCENARIOS[scenario].awake else contextlib.nullcontext():
+                for system in order:
+                    say(f"round {repetition + 1}: {scenario}, {system.name}")
+                    samples.append(_sample(bench, system, scenario, repetition, seconds))
     return samples
 
 

@@ -1,8 +1,8 @@
-"""What is measured: four loads, each made to show one figure."""
+"""What is measured: five loads, each made to show one figure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -17,6 +17,7 @@ class Scenario:
         pace_s: Between two events of one stream.
         spread_s: Time over which the clients begin, so that they do not go in step.
         body_bytes: Of a request; 0 leaves it at the few KB of a young conversation.
+        awake: No core of the machine is let go idle meanwhile (`awake`).
     """
 
     what: str
@@ -25,10 +26,15 @@ class Scenario:
     pace_s: float = 0.0
     spread_s: float = 0.0
     body_bytes: int = 0
+    awake: bool = False
 
 
+_STREAMS: Final = Scenario(
+    "100 streams at 50 events a second each", 100, events=50, pace_s=0.02, spread_s=1.0
+)
 SCENARIOS: Final = {
-    "streams": Scenario("100 streams at 50 events a second each", 100, events=50, pace_s=0.02, spread_s=1.0),
+    "streams": _STREAMS,
+    "awake": replace(_STREAMS, what="the same on cores that are never idle", awake=True),
     "turns": Scenario("turns that are not streamed, as many as go", 32),
     "events": Scenario(
         "600 streams at 50 events a second each, 500 events long", 600, events=500, pace_s=0.02, spread_s=2.0
