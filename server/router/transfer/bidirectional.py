@@ -180,7 +180,7 @@ def _is_provable(attempt: Attempt) -> bool:
     where token ids are asked for.
     """
     request = attempt.request
-    in_the_way = obstacle(request.path, request.body)
+    in_the_way = obstacle(request.path, request.body, has_media=request.media.present)
     return returns_token_ids(request.path) and in_the_way not in {Tokenised.MEDIA, Tokenised.NEEDS_TEXT}
 
 
