@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import pytest
 from deployed import DEPLOY, VARIABLES, documents, parse
@@ -71,7 +72,7 @@ class Service(Strict):
     cap_drop: list[str] = []
     volumes: list[Mount] = []
     ports: list[str] = []
-    depends_on: dict[str, dict[str, str]] = {}
+    depends_on: list[str] = []
     deploy: dict[str, Any] = {}
 
 
@@ -120,6 +121,15 @@ def test_the_routers_command_line_and_settings(compose, no_variables):
     assert int(router.stop_grace_period.removesuffix("s")) >= grace_s + 10
 
 
+def test_the_shared_state_is_there(compose):
+    """The server that the router is told of is a service beside it, watched, on a network of both."""
+    state = urlsplit(compose.services["router"].environment["BIDIKV_ROUTER_STATE_URL"])
+    server = compose.services[state.hostname]
+    assert (state.scheme, state.port) == ("redis", 6379)
+    assert server.command[0] == "valkey-server"
+    assert set(server.networks) & set(compose.services["router"].networks) == {"engines"}
+
+
 def test_keys_reach_the_router_only_if_they_are_set(compose):
     """An empty variable would be a wrong key: they are passed on, not defaulted."""
     environment = compose.services["router"].environment
@@ -150,9 +160,7 @@ def test_every_container_is_watched(compose):
     assert "GET" in endpoints[url[1]]
     assert router.ports == [f"127.0.0.1:{url[0]}:{url[0]}"]
     assert int(url[0]) == RouterSettings.model_fields["port"].default
-    for needed, how in router.depends_on.items():
-        assert how == {"condition": "service_healthy"}
-        assert needed in compose.services
+    assert set(router.depends_on) <= set(compose.services)
     # The router is there before its engines are: it waits for them itself.
     assert not set(router.depends_on) & set(ENGINES)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -153,7 +154,9 @@ def test_overlays_pass_arguments_to_vllm(overlay):
     added = [operation["value"] for operation in yaml.safe_load(patch["patch"])]
     assert added[0] == "--"
     assert parse([*container("decode")["args"], *added])["vllm_args"] == added[1:]
-    assert {entry["name"] for entry in content["replicas"]} == {"bidikv-prefill", "bidikv-decode"}
+    assert {entry["name"] for entry in content["replicas"]} == {
+        f"bidikv-{workload}" for workload in WORKLOADS
+    }
 
 
 def test_the_routers_probes_are_its_endpoints(no_variables, keys_file):
@@ -298,6 +301,29 @@ def test_the_side_channel_stays_inside():
         "podSelector engine": "all",
         "namespaceSelector monitoring": apis,
     }
+
+
+def test_the_component_of_shared_state():
+    """It tells the router of its own service, which only the router may reach."""
+    (component,) = documents(KUBERNETES / "components" / "valkey" / "kustomization.yaml")
+    (patch,) = component["patches"]
+    assert patch["target"] == {"kind": "Deployment", "name": "bidikv-router"}
+    (added,) = yaml.safe_load(patch["patch"])
+    assert added["path"] == "/spec/template/spec/containers/0/env/-"
+    assert added["value"]["name"] in VARIABLES
+    state = urlsplit(added["value"]["value"])
+    service = one("Service", state.hostname)
+    (port,) = service["spec"]["ports"]
+    assert (state.scheme, state.port) == ("redis", port["port"])
+    pods = one("Deployment", "bidikv-valkey")["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= {**pods, **PART_OF}.items()
+    policy = one("NetworkPolicy", "bidikv-valkey")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= {**pods, **PART_OF}.items()
+    (rule,) = policy["ingress"]
+    (peer,) = rule["from"]
+    router = WORKLOADS["router"]["spec"]["template"]["metadata"]["labels"]
+    assert peer["podSelector"]["matchLabels"].items() <= {**router, **PART_OF}.items()
+    assert rule["ports"] == [{"protocol": "TCP", "port": port["port"]}]
 
 
 def test_the_secrets_template_holds_no_secret(keys_file):
