@@ -308,10 +308,13 @@ def test_the_component_of_shared_state():
     (component,) = documents(KUBERNETES / "components" / "valkey" / "kustomization.yaml")
     (patch,) = component["patches"]
     assert patch["target"] == {"kind": "Deployment", "name": "bidikv-router"}
-    (added,) = yaml.safe_load(patch["patch"])
-    assert added["path"] == "/spec/template/spec/containers/0/env/-"
-    assert added["value"]["name"] in VARIABLES
-    state = urlsplit(added["value"]["value"])
+    operations = yaml.safe_load(patch["patch"])
+    assert {(each["op"], each["path"]) for each in operations} == {
+        ("add", "/spec/template/spec/containers/0/env/-")
+    }
+    added = {each["value"]["name"]: each["value"] for each in operations}
+    assert added.keys() <= VARIABLES
+    state = urlsplit(added["BIDIKV_ROUTER_STATE_URL"]["value"])
     service = one("Service", state.hostname)
     (port,) = service["spec"]["ports"]
     assert (state.scheme, state.port) == ("redis", port["port"])
@@ -324,6 +327,13 @@ def test_the_component_of_shared_state():
     router = WORKLOADS["router"]["spec"]["template"]["metadata"]["labels"]
     assert peer["podSelector"]["matchLabels"].items() <= {**router, **PART_OF}.items()
     assert rule["ports"] == [{"protocol": "TCP", "port": port["port"]}]
+    # One password, out of the Secret, for the server, its own check and the routers.
+    (server,) = one("Deployment", "bidikv-valkey")["spec"]["template"]["spec"]["containers"]
+    (password,) = server["env"]
+    assert password["valueFrom"] == added["BIDIKV_ROUTER_STATE_PASSWORD"]["valueFrom"]
+    assert f"$({password['name']})" == server["args"][server["args"].index("--requirepass") + 1]
+    (secret,) = documents(BASE / "secret.example.yaml")
+    assert password["valueFrom"]["secretKeyRef"]["key"] in secret["stringData"]
 
 
 def test_the_secrets_template_holds_no_secret(keys_file):
