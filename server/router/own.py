@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from bidikv_server.router.core.ids import ConversationKey, tenant_of
+from bidikv_server.router.core.ids import ConversationKey
 from bidikv_server.router.core.json_bytes import InvalidJson, read_value
 from bidikv_server.router.errors import BadRequest, MethodNotAllowed, NotFound
 from bidikv_server.router.replies import headers_of
@@ -48,11 +48,8 @@ class OwnRoutes:
         asked = _ONE.fullmatch(scope["path"])
         if asked is None:
             raise NotFound(f"There is no endpoint {scope['path']}.")
-        headers = headers_of(scope)
-        tenant = self._access.tenant(headers)
-        if tenant is None:
-            tenant = tenant_of(headers.get("authorization"))
-        owner, key = tenant, ConversationKey(asked[1])
+        # The same name that its turns go by, whatever header carries the credential.
+        owner, key = self._access.share(headers_of(scope)), ConversationKey(asked[1])
         methods: dict[str, Endpoint] = (
             {"POST": lambda _scope, raw, reply: self._wait(owner, key, raw, reply)}
             if asked[2]

@@ -56,6 +56,19 @@ async def test_only_its_own_caller_reaches_a_conversation(start, settings, own, 
     assert len(cluster.app.table) == 0
 
 
+@pytest.mark.parametrize("settings", [{}, {"api_keys": KEYS}])
+async def test_a_credential_in_anthropics_header(start, settings):
+    """Turns of the Messages API are their caller's own, too."""
+    cluster = await start(**settings)
+    headers = {"x-api-key": "sk-alice-1"}
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    answer = await cluster.client.post("/v1/messages", json=body, headers=headers)
+    path = f"{OWN}/{answer.headers['x-bidikv-session']}"
+    assert (await cluster.client.get(path, headers=headers)).status_code == 200
+    for other in ({"x-api-key": "sk-bob-1"}, *([] if settings else [{}])):
+        assert (await cluster.client.get(path, headers=other)).status_code == 404
+
+
 async def test_unknown_keys_of_an_api(start):
     """With API keys, a caller without one is told so before anything else."""
     cluster = await start(api_keys=KEYS)
