@@ -17,6 +17,9 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 """What may become an engine's request id. NIXL's heartbeats join ids with commas and colons: an id that holds one would
 not be found again, and its blocks be freed before decode has read them."""
 
+_LONGEST_KEPT: Final = 256
+"""Of what a client makes up, in characters: a body may hold a salt of megabytes, which nobody should remember."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:
@@ -46,10 +49,16 @@ def cache_salt_of(tenant: str, cache_salt: str) -> str:
     return fingerprint("cache_salt", tenant, cache_salt)
 
 
-@functools.lru_cache(maxsize=1024)
 def salt_of(scope: Scope) -> str:
     """Salt of the engines' block digests: equal text of two tenants never matches."""
-    return fingerprint("salt", scope.tenant, scope.cache_salt)
+    if len(scope.cache_salt) > _LONGEST_KEPT:
+        return fingerprint("salt", scope.tenant, scope.cache_salt)
+    return _salt(scope.tenant, scope.cache_salt)
+
+
+@functools.lru_cache(maxsize=1024)
+def _salt(tenant: str, cache_salt: str) -> str:
+    return fingerprint("salt", tenant, cache_salt)
 
 
 def session_key(scope: Scope, session: str) -> ConversationKey:

@@ -1,6 +1,7 @@
 """Who asks, and for which conversation."""
 
 import json
+import sys
 
 import pytest
 
@@ -63,6 +64,15 @@ def test_salt_is_the_tenants():
     salts = {salt_of(Scope(t, m, cache_salt=c)) for t in "ab" for m in "xy" for c in "12"}
     assert len(salts) == 4
     assert all(len(salt) == 32 for salt in salts)
+
+
+@pytest.mark.parametrize("field", ["model", "cache_salt"])
+def test_nothing_huge_is_remembered(field):
+    """Names and salts that a client makes up may be as long as a body: none outlives its request."""
+    huge = "x" * 2**20
+    before = sys.getrefcount(huge)
+    assert len(salt_of(Scope(**{"tenant": "t", "model": "m", field: huge}))) == 32
+    assert sys.getrefcount(huge) == before
 
 
 def test_parts_do_not_run_together():
