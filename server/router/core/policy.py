@@ -197,7 +197,7 @@ def plan_route(
         raise NoHealthyEngine(Role.PREFILL)
     if not options:
         return replace(plan, reason=barred or Reason.NO_PREFILL)
-    sources, reason = _sources(match, engines, barred)
+    sources, reason = _sources(match, engines, excluded, barred)
     option, choice = policies.prefill(tuple(prefill_option(engine, known, sources) for engine in options))
     mode, why, tokens = Mode.RECOMPUTE, ModeReason.ONLY_WAY, option.computed_tokens
     if sources:
@@ -262,12 +262,15 @@ def _absence(home: EngineUrl, engines: Sequence[EngineSnapshot], excluded: Exclu
 
 
 def _sources(
-    match: Match, engines: Sequence[EngineSnapshot], barred: Reason | None
+    match: Match, engines: Sequence[EngineSnapshot], excluded: Excluded, barred: Reason | None
 ) -> tuple[tuple[str, ...], Reason | None]:
+    """Indexes to ask. An engine that has failed this turn is not waited for once more."""
     if barred is not None:
         return (), barred
     if match.source is None:
         return (), Reason.NEW_CONVERSATION
+    if match.source.holder.engine in excluded.decode:
+        return (), Reason.DECODE_CHANGED
     return _indexes_of(match.source.holder, engines)
 
 

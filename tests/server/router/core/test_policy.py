@@ -105,10 +105,11 @@ def test_placement(match, engines, chosen, placement):
 
 
 def test_failed_home():
-    """An engine that failed this turn is lost to it, draining or not."""
+    """An engine that failed this turn is lost to it, draining or not, and nothing is read back from it."""
     excluded = Excluded(decode=frozenset({EngineUrl("d")}))
     plan = plan_route(known(), [prefill(), decode("d"), decode("e")], excluded=excluded)
     assert (plan.decode.url, plan.placement) == ("e", Placement.ENGINE_LOST)
+    assert (plan.sources, plan.reason) == ((), Reason.DECODE_CHANGED)
 
 
 def test_draining_engine_is_read_from():
