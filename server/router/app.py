@@ -114,7 +114,7 @@ class RouterApp:
         self._state = create_store(settings, self.table, self.history, clock, self.metrics.registry)
         self.metrics.conversations.set_function(self._count_conversations)
         self._tracing = tracing or open_tracing(settings.tracing)
-        self._observer = Observer(self._tracing, self.recent)
+        self._observer = Observer(self._tracing, self.recent, self.metrics)
         self._access = Access(settings)
         self._queue = TurnQueue(
             self.metrics,

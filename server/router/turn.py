@@ -32,7 +32,6 @@ class Turn:
         tried: What it has tried so far.
         own_tokens: Why decode finds the prompt's tokens itself; None lets it take prefill's.
         ttft_s: From the whole request to the first byte of the answer's body.
-        done: The answer is complete.
     """
 
     request: TurnRequest
@@ -45,7 +44,6 @@ class Turn:
     tried: Tried
     own_tokens: Tokenised | None
     ttft_s: float = 0.0
-    done: bool = False
 
     def attempt(self, plan: RoutePlan, *, token_ids: bool) -> Attempt:
         """One attempt at it, for the transfer system.

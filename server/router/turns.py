@@ -6,7 +6,6 @@ event. Only a turn that ended cleanly takes its place in the conversation table.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from contextlib import nullcontext
@@ -44,6 +43,8 @@ from bidikv_server.router.turn import Turn
 from bidikv_server.router.upstream import EngineClient, StreamWaits
 
 if TYPE_CHECKING:
+    import asyncio
+
     from bidikv.headers import ReuseHeader
     from bidikv_server.router.access import Access
     from bidikv_server.router.core.placer import Placer
@@ -118,10 +119,6 @@ class TurnService:
             await Retries(self._budget, turn.tried, lambda: self._exhausted(turn)).run(
                 lambda: self._attempt(turn, reply)
             )
-        except asyncio.CancelledError:
-            if not turn.done:
-                self._metrics.failed_turns.labels("client_gone").inc()
-            raise
         except RefusedByEngine as refused:
             self._check_credential(turn, refused.answer.status)
             self._count_failure(turn, "refused_by_engine")
@@ -341,7 +338,6 @@ class TurnService:
 
     async def _succeeded(self, turn: Turn, plan: RoutePlan, reuse: ReuseHeader, *, retained: bool) -> None:
         """Record a turn. One that left nothing retained hides no earlier turn that did."""
-        turn.done = True
         turn.watch.succeeded()
         self._legs.settle(turn.tried)
         self._placer.ended(plan, turn.request.chain, time.monotonic())

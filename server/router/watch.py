@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bidikv_server.router.core.policy import RoutePlan
     from bidikv_server.router.core.recent import RecentTurns
     from bidikv_server.router.core.requests import TurnRequest
+    from bidikv_server.router.metrics import RouterMetrics
     from bidikv_server.router.replies import Reply, Scope
     from bidikv_server.router.tracing import LegTrace, Tracing, TurnTrace
     from bidikv_server.router.upstream import StreamedAnswer
@@ -124,6 +125,11 @@ class TurnWatch:
         """It does not end cleanly. What was known first stays."""
         self._outcome = self._outcome or cause
 
+    @property
+    def is_under_way(self) -> bool:
+        """Engines may work on it, and it has neither ended well nor failed."""
+        return self._request is not None and self._outcome is None
+
     def ended(self, status: int | None, now_s: float) -> TurnReport:
         """The report; ends the span."""
         request, plan, spotter = self._request, self._plan, self._spotter
@@ -158,9 +164,10 @@ class TurnWatch:
 class Observer:
     """Watches every turn of one router."""
 
-    def __init__(self, tracing: Tracing, recent: RecentTurns) -> None:
+    def __init__(self, tracing: Tracing, recent: RecentTurns, metrics: RouterMetrics) -> None:
         self._tracing = tracing
         self._recent = recent
+        self._metrics = metrics
 
     @contextlib.contextmanager
     def turn(self, scope: Scope, reply: Reply) -> Iterator[None]:
@@ -179,9 +186,11 @@ class Observer:
             raise
         except ClientGone:
             cause, status = CLIENT_GONE, None
+            self._count_interrupted(watch, cause)
             raise
         except asyncio.CancelledError:
             cause, status = ShuttingDown.code, None
+            self._count_interrupted(watch, cause)
             raise
         else:
             cause, status = None, None
@@ -193,6 +202,11 @@ class Observer:
             self._recent.add(report, now_s)
             if _log.isEnabledFor(logging.INFO):
                 _log.info("turn", extra=log_fields(fields(report)))
+
+    def _count_interrupted(self, watch: TurnWatch, cause: str) -> None:
+        """Only here it is known who ended a turn from outside: its client, or the router that stops."""
+        if watch.is_under_way:
+            self._metrics.failed_turns.labels(cause).inc()
 
 
 def watch_of(scope: Scope) -> TurnWatch:

@@ -410,6 +410,36 @@ async def test_disconnect_aborts_decode(start):
     assert len(cluster.app.table) == 0
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stop_is_not_the_client(start, stream):
+    """A turn that the router's own end cuts off is counted and told of as that, and its leg is aborted."""
+    cluster = await start()
+    cluster.decode[0].gate = asyncio.Event()
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+    waiting, sent = [{"type": "http.request", "body": json.dumps(body).encode()}], []
+
+    async def receive():
+        return waiting.pop() if waiting else await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    turn = asyncio.ensure_future(cluster.app(scope, receive, send))
+    await eventually(lambda: cluster.decode[0].answered and (sent or not stream))
+    cluster.app.stop()
+    turn.cancel()  # what uvicorn does when the grace period is over
+    await turn
+    assert b"shutting_down" in b"".join(message.get("body", b"") for message in sent)
+    await eventually(lambda: cluster.decode[0].aborted == 1)
+    metrics = (await cluster.client.get("/metrics")).text
+    assert 'failed_turns_total{cause="shutting_down"} 1.0' in metrics
+    assert "client_gone" not in metrics
+    (told,) = cluster.app.recent.latest(1, after=0)
+    assert told.report.outcome == "shutting_down"
+    assert len(cluster.app.table) == 0
+
+
 async def test_media_that_the_client_names_are_not_reused(start):
     """Engines would take the name for the content: nothing is read back and nothing kept, and the turn is served."""
     cluster = await start()
