@@ -101,6 +101,7 @@ def _claude_user_id(body: Mapping[str, Any], _: Mapping[str, str]) -> object:
 
 SOURCES: Final = (
     _Source("body_session_id", _field("session_id"), parent=("x-parent-session-id",)),
+    _Source("conversation_header", _header("x-conversation-id")),
     _Source("x_session_id", _header(SESSION_HEADER.lower()), parent=("x-parent-session-id",)),
     _Source(
         "dynamo",
@@ -116,7 +117,6 @@ SOURCES: Final = (
     _Source("claude_code", _header("x-claude-code-session-id")),
     _Source("codex_thread", _codex_thread, parent=("x-codex-parent-thread-id",)),
     _Source("codex_session", lambda _, headers: headers.get("session-id", headers.get("session_id"))),
-    _Source("conversation_header", _header("x-conversation-id")),
     _Source("session_affinity", _header("x-session-affinity")),
     _Source("opencode", _header("x-opencode-session")),
     _Source("deepseek", _header("x-deepseek-harness-session-id")),
@@ -130,7 +130,8 @@ SOURCES: Final = (
     _Source("baggage", _baggage),
     _Source("claude_user_id", _claude_user_id),
 )
-"""In order of precedence; the body's `session_id` before the header, as in vLLM."""
+"""In order of precedence; the body's `session_id` before the header, as in vLLM. Who sends both a conversation and a session
+(prime-rl) shares the session among many conversations."""
 
 
 def identify(body: Mapping[str, Any], headers: Mapping[str, str]) -> Identity:

@@ -16,13 +16,13 @@ PARENT = "11111111-2222-3333-4444-555555555555"
 
 CONVENTIONS = {
     "body_session_id": ({"session_id": UUID}, {}),
+    "conversation_header": ({}, {"x-conversation-id": UUID, "x-session-id": "group"}),
     "x_session_id": ({}, {"x-session-id": UUID, "x-parent-session-id": PARENT}),
     "dynamo": ({}, {"x-dynamo-session-id": UUID, "x-dynamo-parent-session-id": PARENT}),
     "claude_code_agent": ({}, {"x-claude-code-agent-id": UUID, "x-claude-code-session-id": PARENT}),
     "claude_code": ({}, {"x-claude-code-session-id": UUID}),
     "codex_thread": ({}, {"thread-id": UUID, "session-id": PARENT, "x-codex-parent-thread-id": PARENT}),
     "codex_session": ({}, {"session_id": UUID}),
-    "conversation_header": ({}, {"x-conversation-id": UUID}),
     "session_affinity": ({}, {"x-session-affinity": UUID, "x-correlation-id": PARENT}),
     "opencode": ({}, {"x-opencode-session": UUID}),
     "deepseek": ({}, {"x-deepseek-harness-session-id": UUID}),
@@ -85,7 +85,8 @@ def test_an_ill_formed_name_is_no_name(name):
     ("body", "headers"),
     [
         ({}, {}),
-        ({"prompt_cache_key": UUID, "user": UUID, "safety_identifier": UUID}, {}),
+        ({"prompt_cache_key": UUID, "user": UUID, "safety_identifier": UUID, "rid": UUID}, {}),
+        ({}, {"x-user-id": UUID, "x-tenant-id": UUID, "x-litellm-trace-id": UUID}),
         (
             {"previous_response_id": UUID},
             {"x-request-id": UUID, "x-correlation-id": UUID, "traceparent": UUID},
