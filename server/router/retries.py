@@ -6,6 +6,7 @@ A turn goes to the next engine at once. It waits only when every engine that is 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -13,8 +14,6 @@ from tenacity import (
     AsyncRetrying,
     retry_if_exception_type,
     stop_after_attempt,
-    stop_any,
-    stop_before_delay,
     wait_random,
     wait_random_exponential,
 )
@@ -51,14 +50,24 @@ class RetryBudget:
 class Retries:
     """The attempts at one turn."""
 
-    def __init__(self, budget: RetryBudget, tried: Tried, exhausted: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        budget: RetryBudget,
+        tried: Tried,
+        exhausted: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Begin.
 
         Args:
             budget: Bounds.
             tried: What the turn has tried, kept by whoever runs its legs.
             exhausted: Whether no engine is left for another attempt.
+            clock: Seconds on a clock that never goes back.
         """
+        self._clock = clock
+        self._began_s = clock()
         self._budget = budget
         self._tried = tried
         self._exhausted = exhausted
@@ -83,11 +92,11 @@ class Retries:
                 raise first.pop()
             await attempt()
 
-        limits = stop_any(stop_after_attempt(self._budget.attempts), stop_before_delay(self._budget.total_s))
+        enough = stop_after_attempt(self._budget.attempts)
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(LegFailed),
             wait=self._pause_s,
-            stop=lambda state: limits(state) or self._is_hopeless(state),
+            stop=lambda state: enough(state) or self._is_late(state) or self._is_hopeless(state),
             before_sleep=self._before_pause,
             reraise=True,
         )
@@ -100,6 +109,10 @@ class Retries:
         if self._tried.retry_after_s is not None:
             return self._tried.retry_after_s + _SPREAD(state)
         return _BACKOFF(state)
+
+    def _is_late(self, state: RetryCallState) -> bool:
+        """By our own clock: that of tenacity begins after the first attempt, which may have taken most of the time."""
+        return self._clock() - self._began_s + state.upcoming_sleep >= self._budget.total_s
 
     def _is_hopeless(self, state: RetryCallState) -> bool:
         if not self._exhausted():
