@@ -23,7 +23,7 @@ from vllm.renderers.online_renderer import OnlineRenderer, _reused_prompt_token_
 from vllm.renderers.params import TokenizeParams  # noqa: E402
 
 from bidikv_server.router.core import content, mutations  # noqa: E402
-from bidikv_server.router.core.bodies import _ANSWER_FIELDS, _ENGINE_TOOLS  # noqa: E402
+from bidikv_server.router.core.bodies import _ANSWER_FIELDS, _ENGINE_TOOLS, can_disaggregate  # noqa: E402
 
 
 def source(thing):
@@ -48,6 +48,14 @@ def source(thing):
 def test_fields(request_type, fields):
     """What the router writes, or leaves out of the prefill leg, exists."""
     assert fields <= set(request_type.model_fields)
+
+
+@pytest.mark.parametrize("spelling", [1, True, 2, "1", "2", 2.0, "2.0"])
+@pytest.mark.parametrize("request_type", [ChatCompletionRequest, CompletionRequest])
+def test_several_choices_in_any_spelling(request_type, spelling):
+    """What the router hands to two engines is one choice to vLLM, which also reads numbers written as text."""
+    read = request_type(model="m", prompt="x", messages=[], n=spelling).n
+    assert read == 1 or not can_disaggregate({"n": spelling})
 
 
 def test_every_answer_field_is_known():

@@ -147,11 +147,13 @@ def _truncates_by_limit(request: TurnRequest) -> bool:
     """
     body = request.body
     if request.path == RESPONSES_PATH:
-        return body.get("truncation") == "auto" and not body.get("max_output_tokens")
-    truncates = isinstance(limit := body.get("truncate_prompt_tokens"), int) and limit < 0
+        return body.get("truncation") == "auto" and not _is_above(0, body.get("max_output_tokens"))
+    length = body.get("truncate_prompt_tokens")
+    truncates = length is not None and not _is_above(-1, length)
     if request.path == COMPLETIONS_PATH:
-        return truncates and not body.get("max_tokens", _DEFAULT_LIMIT)
-    return truncates and not (body.get("max_completion_tokens") or body.get("max_tokens"))
+        return truncates and not _is_above(0, body.get("max_tokens", _DEFAULT_LIMIT))
+    limits = (body.get("max_completion_tokens"), body.get("max_tokens"))
+    return truncates and not any(_is_above(0, limit) for limit in limits)
 
 
 def _runs_tools(request: TurnRequest) -> bool:
@@ -179,7 +181,7 @@ def can_disaggregate(body: Mapping[str, Any]) -> bool:
     A handle is read by one sequence, so several choices, several prompts or beams cannot share it, and prompt log
     probabilities exist only where the prompt is computed.
     """
-    if _count(body.get("n")) > 1 or _count(body.get("best_of")) > 1 or body.get("use_beam_search"):
+    if not (_is_one(body.get("n")) and _is_one(body.get("best_of"))) or body.get("use_beam_search"):
         return False
     if body.get("prompt_logprobs") is not None or body.get("prompt_embeds") is not None:
         return False
@@ -188,8 +190,14 @@ def can_disaggregate(body: Mapping[str, Any]) -> bool:
     return not _is_batch(body.get("prompt"))
 
 
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) else 1
+def _is_one(value: Any) -> bool:
+    """Whether this asks for one of something for sure. vLLM reads `"2"` and `2.0` as two; what it refuses it may refuse."""
+    return value is None or (isinstance(value, int) and value <= 1)
+
+
+def _is_above(bound: int, value: Any) -> bool:
+    """Whether this is a number above the bound for sure, in the one spelling that has no other reading."""
+    return isinstance(value, int) and value > bound
 
 
 def _is_batch(prompt: Any) -> bool:
