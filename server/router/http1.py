@@ -82,9 +82,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """The last answer is complete and the connection may carry another one."""
+        """The last answer is complete and read to its end, and the connection may carry another one."""
         transport = self._transport
-        return self._complete and self._keep_alive and transport is not None and not transport.is_closing()
+        if not self._complete or self._chunks:
+            # What is left would become the beginning of somebody else's answer.
+            return False
+        return self._keep_alive and transport is not None and not transport.is_closing()
 
     def start(self, request: bytes, body: bytes) -> None:
         """Send a request.

@@ -206,6 +206,28 @@ async def test_leaving_early_closes(engine):
     await asyncio.wait_for(script.gone.wait(), 5)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsecret",),
+        (CHUNKED + b"6\r\nsecret\r\n0\r\n\r\n",),
+        (CHUNKED, WAIT, b"6\r\nsecret\r\n0\r\n\r\n"),
+    ],
+)
+async def test_what_nobody_read_is_nobody_elses(engine, answer):
+    """An answer that has come whole, but whose reader left before reading it, is never part of the next one."""
+    script, origin, pool = engine
+    script.steps += [answer, (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nown",)]
+    connection = await pool.take(origin)
+    connection.start(request_head("POST", "/", origin, {}, 0), b"")
+    await connection.head()
+    script.more.set()
+    await eventually(lambda: connection._complete)
+    pool.give_back(origin, connection)
+    assert (await ask(pool, origin))[2] == b"own"
+    assert script.connections == 2
+
+
 async def test_a_slow_reader_slows_the_engine(engine):
     """What waits for its reader is bounded, and all of it arrives."""
     script, origin, pool = engine
