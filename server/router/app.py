@@ -231,7 +231,12 @@ class RouterApp:
             self._access.tenant(headers)
             if scope["path"] in TURN_PATHS:
                 self._queue.check(self._access.share(headers))
-        raw = await read_body(scope, receive, self._settings.max_body_bytes)
+        # Nothing is done with the body of a GET, and most of them need no key: it is dropped as it comes.
+        raw = (
+            b""
+            if scope["method"] == "GET"
+            else await read_body(scope, receive, self._settings.max_body_bytes)
+        )
         await _while_connected(endpoint(scope, raw, reply), receive)
 
     def _endpoint(self, scope: Scope) -> Endpoint:

@@ -65,6 +65,15 @@ async def test_body_without_length_is_limited(start):
     assert answer.status_code == 413
 
 
+@pytest.mark.parametrize("path", ["/live", "/metrics", "/openapi.json", "/v1/models", "/bidikv/ui"])
+async def test_the_body_of_a_get_is_not_kept(start, path):
+    """Nobody needs it, and whoever sends one may have no key: it is dropped, however long, and the connection goes on."""
+    cluster = await start(max_body_bytes=1000, admin_key="admin")
+    for _ in range(2):
+        answer = await cluster.client.request("GET", path, content=b" " * 1_000_000)
+        assert answer.status_code == 200
+
+
 async def test_models(start):
     """The list of models is a decode engine's, byte for byte."""
     cluster = await start()
