@@ -83,6 +83,7 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self.connections = 0
+        self.held = 0
         self.port = 0
 
     def hang(self) -> None:
@@ -128,6 +129,7 @@ class Proxy:
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
+            self.held += not self._flowing.is_set()
             await self._flowing.wait()
             writer.write(data)
             await writer.drain()

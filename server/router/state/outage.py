@@ -100,10 +100,13 @@ class Circuit:
             return None
 
     async def _timed(self, call: Write) -> Any:
-        started_s, outcome = time.monotonic(), "failed"
+        started_s, outcome = time.monotonic(), "cancelled"
         try:
             answer = await self._server.run(call.script, *call.arguments)
             outcome = "ok"
+        except StateUnavailable:
+            outcome = "failed"
+            raise
         finally:
             self._metrics.seconds.labels(call.name, outcome).observe(time.monotonic() - started_s)
         return answer

@@ -8,6 +8,7 @@ import pytest
 from fake_engine import eventually
 from state_server import Proxy
 
+from bidikv_server.router.core.ids import session_key
 from bidikv_server.router.state import outage
 from bidikv_server.router.state.connection import Script, StateServer, StateUnavailable
 
@@ -15,6 +16,7 @@ from .conftest import SCOPE, prompt
 from .test_shared import RECORD, A, B, turn
 
 pytestmark = pytest.mark.anyio
+OUTCOMES = ("ok", "failed", "cancelled")
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +97,25 @@ async def test_hangs(server, routers):
         proxy.flow()
         await back(one)
         assert (await two.store.find(SCOPE, "s", prompt("a", "b"))).own.depth == 2
+
+
+async def test_a_client_that_leaves_is_no_outage(server, routers):
+    """What its call was waiting for is dropped with its connection: no later call gets that answer, and nothing has failed."""
+    async with Proxy(server.port).serving() as proxy:
+        one = await routers(f"redis://127.0.0.1:{proxy.port}")
+        await turn(one, "s", "a")
+        await turn(one, "t", "b")
+        proxy.hang()
+        finding = asyncio.ensure_future(one.store.find(SCOPE, "s", prompt("a", "x")))
+        await eventually(lambda: proxy.held)
+        finding.cancel()
+        await asyncio.wait((finding,))
+        proxy.flow()
+        other = await one.store.find(SCOPE, "t", prompt("b", "y"))
+        assert (other.key, other.own.depth) == (session_key(SCOPE, "t"), 1)
+        assert one.up
+        counts = {outcome: one.metric("seconds_count", call="find", outcome=outcome) for outcome in OUTCOMES}
+        assert counts == {"ok": 3, "failed": 0, "cancelled": 1}
 
 
 async def test_hangs_at_a_commit(server, routers):
