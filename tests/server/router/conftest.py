@@ -75,7 +75,13 @@ async def start(anyio_backend):
                 RouterSettings(
                     prefill=tuple(urls[:prefill]),
                     decode=(*decode_before, *urls[prefill:]),
-                    **{"probe_interval_s": 600.0, "probe_failures": 1, **settings},
+                    # A probe that takes long on a busy machine is no engine that is down, or unknown.
+                    **{
+                        "probe_interval_s": 600.0,
+                        "probe_failures": 1,
+                        "probe_timeout_s": 30.0,
+                        **settings,
+                    },
                 )
             )
             (url,) = await stack.enter_async_context(serving(app, lifespan="on"))

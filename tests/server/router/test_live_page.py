@@ -17,6 +17,8 @@ from bidikv_server.router.core.policy import Placement
 
 pytestmark = pytest.mark.anyio
 
+PATIENCE_MS = 30_000
+"""For anything to come true: a deadline that nothing waits for where it does."""
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 RECORD = TurnRecord(
     turn=b"", reason=Reason.HIT, placement=Placement.HOME, prompt_tokens=100, remote_tokens=64, local_tokens=16,
@@ -30,6 +32,7 @@ async def browser(anyio_backend):
     """A headless browser of the system's."""
     if CHROMIUM is None:
         pytest.skip("there is no Chromium on this machine: scripts/services.sh chromium installs it")
+    expect.set_options(timeout=PATIENCE_MS)
     async with async_playwright() as playwright:
         running = await playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
@@ -48,7 +51,7 @@ async def open_page(browser):
             context = await browser.new_context(**options)
             stack.push_async_callback(context.close)
             page = await context.new_page()
-            page.set_default_timeout(10_000)
+            page.set_default_timeout(PATIENCE_MS)
             page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
             page.on("pageerror", lambda error: complaints.append(str(error)))
             await page.goto(f"{cluster.client.base_url}/bidikv/ui")
