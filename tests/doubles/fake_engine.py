@@ -343,6 +343,11 @@ class Host:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it listens."""
+        return self._server is not None and self._server.started
+
     async def start(self) -> None:
         """Listen, on the same port as before."""
         self._socket = socket.socket(proto=socket.IPPROTO_TCP)

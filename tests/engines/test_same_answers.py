@@ -52,6 +52,29 @@ CASES = {
             "tool_choice": {"type": "function", "function": {"name": "weather"}},
         },
     ),
+    "a streamed tool": (
+        "/v1/chat/completions",
+        {
+            **CHAT,
+            "max_tokens": 20,
+            "stream": True,
+            "tools": [{"type": "function", "function": WEATHER}],
+            "tool_choice": {"type": "function", "function": {"name": "weather"}},
+        },
+    ),
+    "a structured answer": (
+        "/v1/chat/completions",
+        {
+            **CHAT,
+            "max_tokens": 20,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "weather", "schema": WEATHER["parameters"]},
+            },
+        },
+    ),
+    "the prompt's log probabilities": ("/v1/chat/completions", {**CHAT, "prompt_logprobs": 1}),
+    "several choices in another spelling": ("/v1/chat/completions", {**CHAT, "n": "2"}),
     "a streamed chat": (
         "/v1/chat/completions",
         {**CHAT, "stream": True, "stream_options": {"include_usage": True}},

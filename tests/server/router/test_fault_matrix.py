@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import httpx2
 import pytest
-from fake_engine import Failure, FakeEngine, Host, echo_of, serving
+from fake_engine import Failure, FakeEngine, Host, echo_of, eventually, serving
 
 from bidikv.headers import ReuseHeader
 from bidikv_server.router.app import RouterApp, create_app
@@ -172,6 +172,8 @@ async def test_fault(start, leg, fault, others, stream):
 
     if fault in DOWN_AFTERWARDS:
         await cluster.reborn(f"{leg}-0")
+    # The answer may be there before an engine that restarts is.
+    await eventually(lambda: all(host.is_up for host in cluster.hosts.values()))
     await cluster.app._prober.probe_all()
     prompt = prompt if failed else (*prompt, right(*prompt), "three")
     asked = len(cluster.sources())

@@ -164,6 +164,23 @@ async def test_a_long_answer_is_not_a_slow_request():
             writer.close()
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel watches, on Linux")
+async def test_a_client_that_takes_nothing():
+    """Its connection ends, and with it the engine's work; nothing of the answer piles up in the router meanwhile."""
+    async with routing(stalled_timeout_s=1.0) as (port, process, engines, _):
+        event = b'data: {"x":"' + b"x" * 2**16 + b'"}\n\n'
+        engines[1].events = (event,) * 1600
+        before = psutil.Process(process.pid).memory_info().rss
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(request(json.dumps({**GOOD, "stream": True}).encode()))
+            await asyncio.wait_for(counted(port, 'failed_turns_total{cause="client_gone"} 1.0'), ANSWER_S)
+        assert (psutil.Process(process.pid).memory_info().rss - before) / 2**20 < MAX_GROWTH_MIB
+        engines[1].events = CHAT_EVENTS
+        await good(port)
+
+
 async def test_too_many_connections():
     """One connection too many is told to come back, and those that are there are served."""
     async with routing(max_connections=2) as (port, *_):
@@ -204,6 +221,15 @@ async def test_garbage_behind_a_request():
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"[DONE]" in answer
         writer.close()
+
+
+async def counted(port: int, metric: str) -> None:
+    """Wait until the router's metrics say so."""
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30.0) as client:
+        while True:
+            if metric in (await client.get("/metrics")).text:
+                return
+            await asyncio.sleep(0.05)
 
 
 async def good_when_open(port: int, engines) -> None:
