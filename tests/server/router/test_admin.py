@@ -337,14 +337,18 @@ async def test_config(start, caplog):
     """Every setting in effect; of secrets only that they are set; no key in logs either."""
     caplog.set_level(logging.DEBUG)
     cluster = await start(
-        api_keys=KEYS, api_key="sk-one", admin_key="sk-admin", upstream_api_key="sk-up", secret="sk-side"
-    )
+        api_keys=KEYS, api_key="sk-one", admin_key="sk-admin", upstream_api_key="sk-up", secret="sk-side",
+        state_url="redis://user:sk-url@127.0.0.1:9/0?client_name=sk-option", state_password="sk-state",
+    )  # fmt: skip
     answer = await cluster.client.get("/bidikv/v1/config", headers=ADMIN)
     told = answer.json()
     assert told["probe_interval_s"] == 600.0
     assert told["prefill"] == [cluster.urls["prefill-0"]]
     assert told["api_keys"] == {"alice": 2, "bob": 1, "default": 1}
-    assert {told[name] for name in ("api_key", "admin_key", "upstream_api_key", "secret")} == {"**********"}
+    secrets = ("api_key", "admin_key", "upstream_api_key", "secret", "state_password")
+    assert {told[name] for name in secrets} == {"**********"}
+    assert told["state_url"] == "redis://user:**********@127.0.0.1:9/0"
+    assert "the shared state at redis://127.0.0.1:9/0 is down" in caplog.text
     assert "sk-" not in answer.text + caplog.text
 
 

@@ -79,6 +79,32 @@ async def test_a_foreign_response_is_unknown(start, keys):
     assert (await cluster.client.get(f"/v1/responses/{name}", headers=mine)).status_code == 200
 
 
+async def test_equal_request_ids_keep_responses_apart(start):
+    """Two tenants' requests may have one id, at one time: each response has a name of its own, and its owner alone stops it."""
+    cluster = await start(api_keys={"key-a": "a", "key-b": "b"})
+    cluster.decode[0].gate = asyncio.Event()
+    tenants = [{"Authorization": f"Bearer key-{name}", "X-Request-Id": "same"} for name in "ab"]
+    asking = [
+        asyncio.ensure_future(respond(cluster, headers=headers, background=True)) for headers in tenants
+    ]
+    await eventually(lambda: len(cluster.decode[0].answered) == 2)
+    cluster.decode[0].gate.set()
+    assert [answer.headers["x-request-id"] for answer in await asyncio.gather(*asking)] == ["same"] * 2
+    names = {name_of(cluster.decode[0], number) for number in (0, 1)}
+    assert len(names) == 2
+    assert {seen.headers["x-request-id"] for seen in cluster.decode[0].answered} == {"same"}
+    stopped = {
+        headers["Authorization"]: {
+            name
+            for name in names
+            if (await cluster.client.post(f"/v1/responses/{name}/cancel", headers=headers)).status_code == 200
+        }
+        for headers in tenants
+    }
+    assert sorted(map(len, stopped.values())) == [1, 1]
+    assert set.union(*stopped.values()) == names
+
+
 @pytest.mark.parametrize("settings", [{"max_responses": 1}, {"response_ttl_s": 0.001}])
 async def test_forgotten_responses(start, settings):
     """The table is bounded, and its entries expire."""
