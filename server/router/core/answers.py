@@ -15,29 +15,47 @@ from typing import Final
 
 _FIELD: Final = re.compile(rb'"kv_transfer_params"\s*:\s*(?=[^\sn])')
 """The key itself: within a JSON string its quotation marks would be escaped."""
-_WITH_COMMA: Final = re.compile(rb',\s*"kv_transfer_params"\s*:\s*(?=[^\sn])')
+_COMMA: Final = re.compile(rb",\s*\Z")
+_DEEPEST: Final = 2
+"""vLLM writes the field into the answer itself, or into the response that an event holds. What is further in is the model's: a
+tool may well have an argument of that name."""
+_BRACKETS: Final = re.compile(rb'"(?:[^"\\]+|\\.)*+"|([\[{])|([\]}])', re.DOTALL)
 LAST_RESPONSE_EVENT: Final = b"event: response.completed"
 
 
 def conceal_transfer(raw: bytes, *, drop: bool = False) -> bytes:
-    """The answer with every `kv_transfer_params` null; the same object when it has nothing to hide.
+    """The answer with the engine's `kv_transfer_params` null; the same object when it has nothing to hide.
 
     Args:
         raw: The answer's bytes.
         drop: Leave the field out, as an API does whose answers have none when it is null (Messages).
     """
-    match = _WITH_COMMA.search(raw) if drop else None
-    drop = match is not None
-    match = match or _FIELD.search(raw)
-    if match is None:
+    if _FIELD.search(raw) is None:
         return raw
-    try:
-        text = raw[match.end() :].decode()
-        _, length = json.JSONDecoder().raw_decode(text)
-    except ValueError:
-        return raw
-    head = raw[: match.start()] if drop else raw[: match.end()] + b"null"
-    return head + conceal_transfer(text[length:].encode(), drop=drop)
+    pieces: list[bytes] = []
+    done = looked = depth = 0
+    for match in _FIELD.finditer(raw):
+        depth += _opened(raw, looked, match.start())
+        looked = match.start()
+        if match.start() < done or depth > _DEEPEST:
+            continue
+        try:
+            text = raw[match.end() :].decode()
+            _, length = json.JSONDecoder().raw_decode(text)
+        except ValueError:
+            break
+        before = raw[done : match.start()]
+        comma = _COMMA.search(before) if drop else None
+        pieces.append(before[: comma.start()] if comma is not None else raw[done : match.end()] + b"null")
+        done = match.end() + len(text[:length].encode())
+    return b"".join((*pieces, raw[done:])) if pieces else raw
+
+
+def _opened(raw: bytes, start: int, end: int) -> int:
+    """How many more objects and lists are open at the end than at the start."""
+    return sum(
+        (bracket[1] is not None) - (bracket[2] is not None) for bracket in _BRACKETS.finditer(raw, start, end)
+    )
 
 
 def conceal(raw: bytes, names: tuple[str, ...]) -> bytes:

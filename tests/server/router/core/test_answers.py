@@ -45,6 +45,21 @@ def test_left_out():
     assert conceal_transfer(b'{"a":1,' + KEY + b":null}", drop=True) == b'{"a":1,' + KEY + b":null}"
 
 
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize(
+    "own",
+    [
+        b'{"content":[{"type":"tool_use","name":"f","input":{' + KEY + b':{"a":"}\\"{["}}}]',
+        b'{"response":{"output":[{"content":{' + KEY + b":[1]}}]}",
+    ],
+)
+def test_what_the_model_says_stays(own, drop):
+    """A tool's argument of that name is part of the answer; the engine's own field is hidden all the same."""
+    assert conceal_transfer(own + b"}", drop=drop) == own + b"}"
+    hidden = conceal_transfer(own + b"," + KEY + b':{"host":"10.0.0.1"},"z":1}', drop=drop)
+    assert hidden == own + (b"" if drop else b"," + KEY + b":null") + b',"z":1}'
+
+
 EVENTS = b'event: response.created\ndata: {"t":"event: response.completed"}\n\nevent: response.output_text.delta\ndata: 1\n\n'
 LAST = b'event: response.completed\ndata: {"r":{' + KEY + b':{"remote_host":"10.0.0.1"},"t":"x"}}\n\n'
 
