@@ -1,4 +1,4 @@
-"""The bodies of a fake router's answers, in the OpenAI API's shapes, and how it reads a prompt."""
+"""The bodies of a fake router's answers to chats and completions, in the OpenAI API's shapes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 JSON: Final = {"content-type": "application/json"}
+EVENTS: Final = {"content-type": "text/event-stream"}
 
 
 def frame(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,22 +39,14 @@ def error_reply(status: int, message: str) -> tuple[int, dict[str, str], bytes]:
     )
 
 
-def response_body(message: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
-    """An answer of the Responses API."""
-    text: dict[str, Any] = {"type": "output_text", "text": message["content"] or "", "annotations": []}
-    item = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [text]}
-    body_frame = {**frame("response", body), "created_at": 1, "status": "completed", "output": [item]}
-    return dump({**body_frame, "parallel_tool_calls": True, "tool_choice": "auto", "tools": []})
-
-
 def event_stream(
     message: Mapping[str, Any], usage: Mapping[str, Any], body: Mapping[str, Any], *, breaks: bool
 ) -> bytes:
     """A streamed chat completion; one that breaks ends with an error event after its first text."""
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     if message.get("reasoning"):
-        deltas += [{"reasoning": part} for part in _halves(message["reasoning"])]
-    deltas += [{"content": part} for part in _halves(message["content"] or "")]
+        deltas += [{"reasoning": part} for part in halves(message["reasoning"])]
+    deltas += [{"content": part} for part in halves(message["content"] or "")]
     for index, call in enumerate(message.get("tool_calls", ())):
         function = call["function"]
         deltas.append(
@@ -65,46 +58,48 @@ def event_stream(
         )
         deltas += [
             {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
-            for part in _halves(function["arguments"])
+            for part in halves(function["arguments"])
         ]
     begun = frame("chat.completion.chunk", body)
     chunks: list[Any] = [
         {**begun, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
     ]
     if breaks:
-        error = {
-            "error": {"message": "The fake router breaks the stream.", "type": "server_error", "code": None}
-        }
-        return b"".join(b"data: " + dump(event) + b"\n\n" for event in [*chunks[:2], error])
+        return _broken(chunks[:2])
     chunks.append({**begun, "choices": [{"index": 0, "delta": {}, "finish_reason": finish_reason(message)}]})
+    return _ended(chunks, begun, usage, body)
+
+
+def completion_stream(
+    message: Mapping[str, Any], usage: Mapping[str, Any], body: Mapping[str, Any], *, breaks: bool
+) -> bytes:
+    """A streamed text completion; one that breaks ends with an error event after its first text."""
+    begun = frame("text_completion", body)
+    parts = halves(message["content"] or "")
+    chunks = [
+        {**begun, "choices": [{"index": 0, "text": part, "finish_reason": None, "logprobs": None}]}
+        for part in parts
+    ]
+    if breaks:
+        return _broken(chunks[:1])
+    chunks.append({**begun, "choices": [{"index": 0, "text": "", "finish_reason": "stop", "logprobs": None}]})
+    return _ended(chunks, begun, usage, body)
+
+
+def _broken(chunks: list[Any]) -> bytes:
+    error = {"error": {"message": "The fake router breaks the stream.", "type": "server_error", "code": None}}
+    return b"".join(b"data: " + dump(event) + b"\n\n" for event in [*chunks, error])
+
+
+def _ended(
+    chunks: list[Any], begun: Mapping[str, Any], usage: Mapping[str, Any], body: Mapping[str, Any]
+) -> bytes:
     if (body.get("stream_options") or {}).get("include_usage"):
-        chunks.append({**begun, "choices": [], "usage": usage})
+        chunks = [*chunks, {**begun, "choices": [], "usage": usage}]
     return b"".join(b"data: " + dump(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
 
 
-def _halves(text: str) -> list[str]:
+def halves(text: str) -> list[str]:
+    """A text in two pieces, as a stream brings it."""
     middle = len(text) // 2
     return [part for part in (text[:middle], text[middle:]) if part]
-
-
-def shared_characters(before: str, now: str) -> int:
-    """Characters at the start that both have."""
-    pairs = enumerate(zip(before, now, strict=False))
-    return next((place for place, (old, new) in pairs if old != new), min(len(before), len(now)))
-
-
-def spell_prompt(body: Mapping[str, Any]) -> str:
-    """A prompt as a template would write it: tools first, then the messages, with reasoning left out."""
-    parts = [json.dumps(body["tools"])] if body.get("tools") else []
-    messages = body.get("messages", body.get("input", body.get("prompt", "")))
-    if isinstance(messages, str):
-        return "".join([*parts, messages])
-    for message in messages:
-        # Null and empty content are spelt alike: a stream does not say which of the two it was.
-        fields = {
-            name: value
-            for name, value in message.items()
-            if name not in {"reasoning", "index"} and (value or name != "content")
-        }
-        parts.append(json.dumps(fields, sort_keys=True))
-    return "".join(parts)

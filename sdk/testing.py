@@ -6,29 +6,29 @@ Needs no engine, no network and no test framework. Tokens are counted as four ch
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import openai
 
+from bidikv import _fake_responses
 from bidikv._fake_answers import (
+    EVENTS,
     JSON,
+    completion_stream,
     dump,
     error_reply,
     event_stream,
     finish_reason,
     frame,
     json_reply,
-    response_body,
-    shared_characters,
-    spell_prompt,
 )
+from bidikv._fake_decode import FakeDecode
 from bidikv.client import AsyncOpenAI, OpenAI
 from bidikv.headers import (
     KEY_HEADER,
@@ -36,7 +36,6 @@ from bidikv.headers import (
     REUSE_HEADER,
     SESSION_HEADER,
     TURN_HEADER,
-    ReuseHeader,
     TurnHeader,
 )
 
@@ -44,10 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
-_CHARACTERS: Final = 4
-"""To a token."""
-_BLOCK: Final = 16
-"""Tokens to a block: whole blocks are reused."""
 _OWN: Final = "/v1/bidikv/conversations/"
 
 
@@ -103,15 +98,6 @@ class _Script:
     breaks: bool = False
 
 
-@dataclass(slots=True)
-class _Held:
-    """What decode retains of a conversation."""
-
-    tokens: str
-    turns: list[dict[str, Any]] = field(default_factory=list)
-    waits_s: list[float] = field(default_factory=list)
-
-
 class FakeRouter:
     """Answers chat completions, responses and models as a bidikv router does.
 
@@ -130,15 +116,15 @@ class FakeRouter:
         self.requests: list[Received] = []
         self.told: list[Received] = []
         self._script: deque[_Script] = deque()
-        self._held: dict[str, _Held] = {}
-        self._released: set[str] = set()
+        self._decode = FakeDecode()
+        self._responses: set[str] = set()
         self._lock = threading.Lock()
         self._calls = 0
 
     @property
     def held(self) -> tuple[str, ...]:
         """Conversations that decode holds."""
-        return tuple(self._held)
+        return self._decode.held
 
     @property
     def sessions(self) -> list[str | None]:
@@ -259,34 +245,49 @@ class FakeRouter:
             if script.retry_after_s is not None:
                 headers["retry-after"] = f"{script.retry_after_s:g}"
             return status, headers, body
+        earlier = request.body.get("previous_response_id")
+        if earlier is not None and earlier not in self._responses:
+            return error_reply(404, f"Response with id '{earlier}' not found.")
         message = self._message(script)
-        key, reuse = self._account(request, message)
-        headers = {REUSE_HEADER: reuse.format(), KEY_HEADER: key}
-        usage = {
-            "prompt_tokens": reuse.prompt_tokens,
-            "completion_tokens": len(json.dumps(message)) // _CHARACTERS,
-            "total_tokens": (reuse.prompt_tokens or 0) + len(json.dumps(message)) // _CHARACTERS,
-        }
-        if request.path.endswith("/responses"):
-            return 200, headers | JSON, response_body(message, request.body)
-        if request.body.get("stream"):
-            return (
-                200,
-                headers | {"content-type": "text/event-stream"},
-                event_stream(message, usage, request.body, breaks=script.breaks),
-            )
-        choice = {
-            "index": 0,
-            "message": message,
-            "finish_reason": finish_reason(message),
-            "text": message["content"],
-        }
-        kind = "chat.completion" if "/chat/" in request.path else "text_completion"
-        return (
-            200,
-            headers | JSON,
-            dump({**frame(kind, request.body), "choices": [choice], "usage": usage}),
+        key, reuse = self._decode.turn(
+            request.session,
+            request.turn,
+            request.body,
+            message,
+            readback=request.headers.get(READBACK_HEADER) != "off",
         )
+        headers = {REUSE_HEADER: reuse.format(), KEY_HEADER: key}
+        return self._reply(request, script, message, reuse.prompt_tokens or 0, headers)
+
+    def _reply(
+        self,
+        request: Received,
+        script: _Script,
+        message: dict[str, Any],
+        prompt_tokens: int,
+        headers: dict[str, str],
+    ) -> tuple[int, dict[str, str], bytes]:
+        body, streams = request.body, bool(request.body.get("stream"))
+        generated = len(json.dumps(message)) // 4
+        if request.path.endswith("/responses"):
+            name = f"resp_fake{len(self.requests)}"
+            self._responses.add(name)
+            usage = _fake_responses.usage(prompt_tokens, generated)
+            told = (_fake_responses.events if streams else _fake_responses.whole)(message, usage, body, name)
+            return 200, headers | (EVENTS if streams else JSON), told
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": generated,
+            "total_tokens": prompt_tokens + generated,
+        }
+        chat = "/chat/" in request.path
+        if streams:
+            events = event_stream if chat else completion_stream
+            return 200, headers | EVENTS, events(message, usage, body, breaks=script.breaks)
+        choice = {"index": 0, "finish_reason": finish_reason(message)}
+        choice |= {"message": message} if chat else {"text": message["content"] or "", "logprobs": None}
+        kind = "chat.completion" if chat else "text_completion"
+        return 200, headers | JSON, dump({**frame(kind, body), "choices": [choice], "usage": usage})
 
     def _message(self, script: _Script) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": script.text}
@@ -299,61 +300,19 @@ class FakeRouter:
             calls.append({"id": call.id or f"call_{self._calls}", "type": "function", "function": function})
         return message | ({"tool_calls": calls} if calls else {})
 
-    def _account(self, request: Received, message: Mapping[str, Any]) -> tuple[str, ReuseHeader]:
-        """What became of the prompt; remembers the turn."""
-        prompt = spell_prompt(request.body)
-        name = request.session or prompt[:256]
-        key, turn = _key(name), request.turn
-        held = self._held.get(name)
-        reason, remote = "new_conversation", 0
-        if request.headers.get(READBACK_HEADER) == "off":
-            reason = "readback_off"
-        elif held is not None:
-            shared = shared_characters(held.tokens, prompt)
-            remote = shared // _CHARACTERS // _BLOCK * _BLOCK
-            whole = min(len(held.tokens), len(prompt)) - shared < _CHARACTERS * _BLOCK
-            reason = "hit" if whole and remote else "hit_diverged" if remote else "diverged"
-        elif name in self._released:
-            reason = "released"
-        tokens = -(-len(prompt) // _CHARACTERS)
-        diverged = remote if reason in {"hit_diverged", "diverged"} else None
-        reuse = ReuseHeader(reason, tokens, remote, 0, tokens - remote, diverged)
-        if turn.kind != "aux" and reason != "readback_off":
-            self._remember(name, prompt + spell_prompt({"messages": [message]}), reuse, final=turn.final)
-        return key, reuse
-
-    def _remember(self, name: str, tokens: str, reuse: ReuseHeader, *, final: bool) -> None:
-        if final:
-            self._held.pop(name, None)
-            self._released.add(name)
-            return
-        held = self._held.setdefault(name, _Held(""))
-        held.tokens = tokens
-        held.turns.append(
-            {
-                "reason": reuse.reason,
-                "advice": f"This is a fake router's advice on {reuse.reason}.",
-                "prompt_tokens": reuse.prompt_tokens,
-                "remote_tokens": reuse.remote_tokens,
-                "computed_tokens": reuse.computed_tokens,
-                "placement": "home",
-            }
-        )
-
     def _own(self, request: Received) -> tuple[int, dict[str, str], bytes]:
         self.told.append(request)
         key, _, action = request.path.removeprefix(_OWN).partition("/")
-        name = next((name for name in self._held if _key(name) == key), None)
-        if name is None:
+        held = self._decode.find(key)
+        if held is None:
             return error_reply(404, f"There is no conversation {key}.")
         if action == "wait":
-            self._held[name].waits_s.append(request.body["wait_s"])
+            held.waits_s.append(request.body["wait_s"])
             return json_reply(200, {"key": key, "wait_s": request.body["wait_s"], "decode": {}})
         if request.method == "DELETE":
-            del self._held[name]
-            self._released.add(name)
+            self._decode.forget(key)
             return json_reply(200, {"key": key, "forgotten": True, "decode": {}})
-        return json_reply(200, {"key": key, "recent": list(reversed(self._held[name].turns))})
+        return json_reply(200, {"key": key, "recent": list(reversed(held.turns))})
 
 
 def _http() -> ModuleType:
@@ -381,8 +340,3 @@ def _handler(router: FakeRouter) -> type[BaseHTTPRequestHandler]:
             """Say nothing on stderr."""
 
     return Handler
-
-
-def _key(name: str) -> str:
-    """As a router's keys look: 32 hex characters."""
-    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

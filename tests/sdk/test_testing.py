@@ -74,3 +74,46 @@ def test_usage(router):
     streamed = list(ask(client, stream=True, stream_options={"include_usage": True}))[-1].usage
     assert whole == streamed
     assert whole.total_tokens == whole.prompt_tokens + whole.completion_tokens
+
+
+def test_streams_of_each_api(router):
+    """Text completions and responses stream in their own shapes; tool calls and reasoning are items of a response."""
+    client = router.client()
+    chunks = list(client.completions.create(model="m", prompt="hi", stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == router.text
+    router.reply("Let me see.", tool_calls=[ToolCall("look", '{"a":1}')], reasoning="Hm.")
+    with client.responses.stream(model="m", input="hi") as events:
+        kinds = [event.type for event in events]
+        response = events.get_final_response()
+    assert kinds[0] == "response.created"
+    assert {"response.reasoning_text.delta", "response.output_text.delta"} < set(kinds)
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+    assert (response.output_text, response.output[2].arguments) == ("Let me see.", '{"a":1}')
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+
+
+def test_responses_that_go_on_from_one(router):
+    """A kept response is gone on with, and an unknown one is refused."""
+    client = router.client()
+    first = client.responses.create(model="m", input="hi")
+    with client.conversation() as conversation:
+        client.responses.create(model="m", input="and?", previous_response_id=first.id)
+    assert [turn.reason for turn in conversation.turns] == ["previous_response"]
+    with pytest.raises(openai.NotFoundError, match="resp_0"):
+        client.responses.create(model="m", input="and?", previous_response_id="resp_0")
+
+
+def test_who_shares_what(router):
+    """A fork reads what its parent's turn left; another history nothing, nor what goes on from a turn that was not to be kept."""
+    client = router.client()
+    parent = client.conversation()
+    with parent:
+        answer = bidikv.message_of(ask(client))
+    with parent.fork():
+        assert bidikv.reuse_of(ask(client, answer, {"role": "user", "content": "or?"})).reason == "hit"
+    own = [{"role": "system", "content": "You are another. " * 20}, LONG]
+    with parent.child("other") as child:
+        for _ in range(2):
+            with child.hint(retain_s=0):
+                client.chat.completions.create(model="m", messages=own)
+    assert [turn.reason for turn in child.turns] == ["new_conversation", "not_retained"]

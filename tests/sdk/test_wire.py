@@ -333,7 +333,7 @@ def test_ending_a_conversation(router):
     asyncio.run(run())
     assert router.held == ()
     assert [request.method for request in router.told] == ["DELETE", "DELETE", "POST", "DELETE"]
-    assert bidikv.turn_of(run_again(client, first)).reason == "released"
+    assert bidikv.turn_of(run_again(client, first)).reason == "new_conversation"
 
 
 def run_again(client, conversation):
