@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import sys
 import tempfile
 import uuid
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from bidikv_server.launch.errors import ChildDiedError
 from bidikv_server.launch.model import prepare_smollm2
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "suites"))
+pytest.register_assert_rewrite("target", "client_suite", "langgraph_suite")
+
 BLOCK = 32
 THRESHOLD = 64
 ENGINE_ENV = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}

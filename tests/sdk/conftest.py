@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
+from pathlib import Path
 
 import openai
 import pytest
@@ -14,6 +16,9 @@ from hypothesis import settings
 
 import bidikv
 from bidikv.headers import REUSE_HEADER, SESSION_HEADER, ReuseHeader
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
+pytest.register_assert_rewrite("target", "client_suite", "langgraph_suite")
 
 # How long an example takes says little on a shared machine.
 settings.register_profile("sdk", deadline=None)

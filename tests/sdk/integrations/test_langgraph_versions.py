@@ -18,7 +18,7 @@ OLDEST = (
     "langchain-core==1.2.1",
     "langchain-openai==1.1.0",
 )
-FILES = ("langgraph", "config", "messages", "lineage", "adapters", "outer_retries")
+FILES = ("langgraph", "langgraph_suite", "config", "messages", "lineage", "adapters", "outer_retries")
 
 
 @pytest.mark.timeout(300)  # an installation and a test run of its own

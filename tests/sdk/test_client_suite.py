@@ -1,0 +1,18 @@
+"""The clients' suite against a fake router: what reaches it. tests/engines runs the same against real engines."""
+
+from __future__ import annotations
+
+import pytest
+from client_suite import ClientSuite
+from target import chosen_target
+
+
+@pytest.fixture
+def target():
+    """The fake router, or the one that BIDIKV_TEST_BASE_URL names."""
+    with chosen_target() as target:
+        yield target
+
+
+class TestClients(ClientSuite):
+    """All of it."""
