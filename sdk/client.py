@@ -271,7 +271,11 @@ class AsyncOpenAI(_AsyncCalls, openai.AsyncOpenAI):
 
 
 class AzureOpenAI(_SyncCalls, openai.AzureOpenAI):
-    """`openai.AzureOpenAI` for a bidikv router; see `OpenAI`."""
+    """`openai.AzureOpenAI` for a bidikv router; see `OpenAI`.
+
+    Azure's paths (`/openai/deployments/MODEL/...`) and its `api-key` header are no router's: for use behind a gateway that
+    translates both. Straight to a router, use `OpenAI`.
+    """
 
     if TYPE_CHECKING:
 
@@ -279,7 +283,7 @@ class AzureOpenAI(_SyncCalls, openai.AzureOpenAI):
 
 
 class AsyncAzureOpenAI(_AsyncCalls, openai.AsyncAzureOpenAI):
-    """`openai.AsyncAzureOpenAI` for a bidikv router; see `OpenAI`."""
+    """`openai.AsyncAzureOpenAI` for a bidikv router; see `AzureOpenAI`."""
 
     if TYPE_CHECKING:
 
