@@ -171,12 +171,12 @@ def unstreamed(body):
 
 def said(message):
     """Text and tool calls of a message, an object of the OpenAI package or what goes back in its place."""
-    if not isinstance(message, dict):
-        message = message.model_dump()
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    text = message.get("content") or ""
+    if isinstance(message, dict):
+        text, calls = message.get("content"), [call["function"] for call in message.get("tool_calls") or ()]
+    else:
+        text, calls = message.content, [vars(call.function) for call in message.tool_calls or ()]
     assert text or calls, "nothing was generated"
-    return text, [(call["name"], call["arguments"]) for call in calls]
+    return text or "", [(call["name"], call["arguments"]) for call in calls]
 
 
 @contextlib.contextmanager
