@@ -20,6 +20,7 @@ from bidikv_server.launch.model import check_model_path, read_card
 from bidikv_server.launch.ports import free_ports, http_url, require_free
 from bidikv_server.launch.process import Child, Children, ChildSpec
 from bidikv_server.launch.recipe import EngineSpec, ReuseSettings, Role, engine_command
+from bidikv_server.wire import SECRET_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -248,7 +249,9 @@ class Cluster:
         for role, urls in (("prefill", self.prefill_urls), ("decode", self.decode_urls)):
             argv += [word for url in urls for word in (f"--{role}", url)]
         argv += [] if self.spec.readback else ["--no-readback"]
-        env = {**os.environ, "BIDIKV_ROUTER_SHUTDOWN_GRACE_S": _ROUTER_GRACE_S}
+        # The engines' secret too: without it no index hears the router, which then can neither release nor renew.
+        own = {"BIDIKV_ROUTER_SHUTDOWN_GRACE_S": _ROUTER_GRACE_S, SECRET_VARIABLE: self.secret}
+        env = {**os.environ, **own}
         self._start("router", (*argv, *self.spec.router_args), env)
         self._wait({"router": self._router_is_ready})
 
