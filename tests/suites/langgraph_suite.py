@@ -9,7 +9,6 @@ import operator
 from typing import Annotated, Literal, TypedDict
 
 import pydantic
-import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
 from langchain.agents.structured_output import ToolStrategy
@@ -93,7 +92,7 @@ class Stage:
         self.chat = BidiKVChat(
             model=target.model,
             temperature=0,
-            max_tokens=40,
+            max_tokens=24,
             client=bidikv.wrap(client, **ours),
             async_client=bidikv.wrap(self._async_client, **ours),
         )
@@ -136,9 +135,9 @@ class Stage:
         """Of the thread, by all its agents."""
         return thread_report(self.thread_id).turns
 
-    def check(self, reasons=()):
+    def check(self, constrained=()):
         """Each turn reads back the ones before, and its prompt begins with theirs."""
-        self.target.check(self.turns, reasons)
+        self.target.check(self.turns, constrained=constrained)
         assert [turn.drift.kind for turn in self.turns] == ["start"] + ["append"] * (len(self.turns) - 1)
         assert len(self.bodies) == len(self.turns)
         for before, after in itertools.pairwise(self.bodies):
@@ -148,7 +147,7 @@ class Stage:
     def check_answers(self, answers):
         """They are what the plain client gets for what was sent."""
         assert len(answers) == len(self.bodies)
-        for body, answer in zip(self.bodies, answers, strict=True):
+        for body, answer in self.target.compared(list(zip(self.bodies, answers, strict=True))):
             self.target.same_as_plain(unstreamed(body), spelt(answer))
 
 
@@ -204,32 +203,25 @@ class LangGraphSuite:
             assert answer.usage_metadata["input_token_details"]["cache_read"] == turn.remote_tokens
         stage.check_answers(answers)
 
-    @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
-    def test_tools_and_a_human(self, target, streams):
+    def test_tools_and_a_human(self, target):
         """Two tools and an interrupt, which another process could go on from; then the thread ends."""
         stage, memory = Stage(target), MemorySaver()
         agent, config = stage.agent([look, confirm], checkpointer=memory), stage.config
 
-        def go(agent, given):
-            if streams:
-                list(agent.stream(given, config, stream_mode="messages"))
-            else:
-                agent.invoke(given, config)
-
         stage.calls("look", "confirm")
-        go(agent, told("Is all well? do: look confirm"))
+        agent.invoke(told("Is all well? do: look confirm"), config)
         assert agent.get_state(config).interrupts
         again = stage.agent([look, confirm], checkpointer=memory)
-        go(again, Command(resume="yes"))
-        go(again, told("Thank you."))
+        list(again.stream(Command(resume="yes"), config, stream_mode="messages"))
+        again.invoke(told("Thank you."), config)
         state = again.get_state(config)
-        stage.check()
+        stage.check(constrained=[0, 1])
         assert [len(answer.tool_calls) for answer in answers_in(state)] == [1, 1, 0, 0]
         assert [turn.index for turn in stage.turns] == [0, 1, 2, 3]
         stage.check_answers(answers_in(state))
         close_thread(stage.thread_id)
         seen = len(stage.bodies)
-        go(again, told("Are you there?"))
+        again.invoke(told("Are you there?"), config)
         (turn,) = stage.turns
         assert (turn.reason, turn.remote_tokens) == ("new_conversation", 0)
         assert len(stage.bodies) == seen + 1
@@ -251,7 +243,7 @@ class LangGraphSuite:
             return turns
 
         turns = stage.asynchronously(run())
-        target.check(turns)
+        target.check(turns, constrained=[0, 1])
         assert len(turns) == 3
         assert stage.turns == ()
         stage.check_answers(answers_in(agent.get_state(config)))
@@ -277,15 +269,14 @@ class LangGraphSuite:
         )
         go(None, before)
         left = go(told("No, under the lamp, please?"), first)
-        right = go(told("And far away?"), second)
+        go(told("And far away?"), second)
         go(told("Thank you."), left)
-        go(told("Thank you, keeper."), right)
         turns = stage.turns
         assert [turn.drift.kind for turn in turns[:4]] == ["start", "append", "retry", "fork"]
         assert turns[0].reason == "new_conversation"
         assert {turn.reason for turn in turns[1:]} <= {"hit", "hit_diverged"}
-        assert [turn.reason for turn in (turns[1], turns[2], *turns[5:])] == ["hit"] * 4
-        for parent, child in ((0, 1), (0, 2), (0, 3), (1, 4), (3, 5), (4, 6)):
+        assert [turn.reason for turn in (turns[1], turns[2], turns[5])] == ["hit"] * 3
+        for parent, child in ((0, 1), (0, 2), (0, 3), (1, 4), (3, 5)):
             floor = (turns[parent].prompt_tokens - 1) // target.block * target.block
             assert turns[child].remote_tokens >= floor > 0, (parent, child)
         assert said(spelt(answers[1])) == said(spelt(answers[2]))
@@ -304,7 +295,7 @@ class LangGraphSuite:
         second = raws.invoke(history, stage.config)
         assert stage.asynchronously(texts.ainvoke(history, stage.config)) == second["parsed"]
         turns = stage.turns
-        target.check(turns)
+        target.check(turns, constrained=[0])
         assert [turn.drift.kind for turn in turns] == ["start", "append", "retry"]
         stage.check_answers([first["raw"], second["raw"], second["raw"]])
         stage.calls("What")
@@ -325,7 +316,7 @@ class LangGraphSuite:
             stage.calls("What")
             state = agent.invoke(told(question), stage.config)
             assert isinstance(state["structured_response"], What)
-        stage.check()
+        stage.check(constrained=[0, 1])
         stage.check_answers(answers_in(agent.get_state(stage.config)))
 
     def test_workers_at_once(self, target):
