@@ -69,6 +69,10 @@ def test_a_cluster_serves_until_it_is_left(model, tmp_path):
         assert cluster.model_name == "tiny-model"
         pids = cluster.pids()
         assert len(pids) >= 7
+        # One secret for all, or the router could tell no index anything.
+        leaders = [cluster.group_of(name) for name in cluster.members()]
+        environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in leaders]
+        assert all(f"BIDIKV_SECRET={cluster.secret}".encode() in found for found in environments)
     assert alive(pids) == []
     assert {path.name for path in cluster.log_dir.iterdir()} == {
         "prefill-0.log",
