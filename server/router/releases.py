@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,9 +13,13 @@ if TYPE_CHECKING:
     from bidikv_server.connector.side_channel import Client
     from bidikv_server.router.core.ids import ConversationKey
 
+_log = logging.getLogger(__name__)
+
 _TIMEOUT_S: Final = 2.0
 _RENEW_TIMEOUT_S: Final = 0.5
 """A renewal is worth a recompute at best, and its caller's tool waits for it."""
+_SILENT: Final = 1024
+"""Remembered at most."""
 
 
 class Outcome(StrEnum):
@@ -39,6 +44,8 @@ class Releaser:
         self._secret = secret
         self._timeout_s = timeout_s
         self._client: Client | None = None
+        self._silent: dict[str, None] = {}
+        """Addresses that did not answer when they were last told something."""
 
     async def release(self, addresses: Iterable[str], key: ConversationKey) -> dict[str, Outcome]:
         """Tell these indexes that a conversation has ended; what each one said, within two seconds."""
@@ -77,7 +84,24 @@ class Releaser:
         )
         # Shielded: the side channel's thread takes no cancelled future, and the message is on its way anyway.
         replies = await asyncio.shield(answers)
-        return {address: _outcome(reply, done) for address, reply in zip(asked, replies, strict=True)}
+        outcomes = {address: _outcome(reply, done) for address, reply in zip(asked, replies, strict=True)}
+        for address, outcome in outcomes.items():
+            self._note(address, heard=outcome is not Outcome.NO_ANSWER)
+        return outcomes
+
+    def _note(self, address: str, *, heard: bool) -> None:
+        """Say once of an index that nothing reaches it: its callers are not told, and lose memory and protection by it."""
+        if heard:
+            self._silent.pop(address, None)
+        elif address not in self._silent:
+            self._silent[address] = None
+            if len(self._silent) > _SILENT:
+                del self._silent[next(iter(self._silent))]
+            _log.warning(
+                "the index at %s does not answer: it is gone, or the router has another BIDIKV_SECRET than its engine. "
+                "Conversations that are closed stay there until their time is up, and tools that run protect none",
+                address,
+            )
 
     async def close(self) -> None:
         """Close the side channel, if it was opened."""

@@ -33,13 +33,18 @@ async def test_indexes_forget(releaser, serve_index, holding):
     assert index.take_changes() == {KEY: None}
 
 
-async def test_an_index_that_does_not_answer(releaser, serve_index, holding):
-    """A foreign secret, and an address where nobody is, cost the timeout and nothing else."""
+async def test_an_index_that_does_not_answer(releaser, serve_index, holding, caplog):
+    """A foreign secret, and an address where nobody is, cost the timeout and a line of the log, which is said once."""
     index = holding(KEY)
     address = serve_index(index.answer, "other")
     told = await releaser.release([address, "127.0.0.1:9", "not an address"], KEY)
     assert set(told.values()) == {Outcome.NO_ANSWER}
     assert index.take_changes() == {}
+    assert len(caplog.messages) == 3
+    assert address in caplog.messages[0]
+    assert "another BIDIKV_SECRET" in caplog.messages[0]
+    await releaser.renew([address], KEY, 5)
+    assert len(caplog.messages) == 3
 
 
 @pytest.mark.parametrize(
