@@ -53,11 +53,13 @@ class CostLine:
     def fixed_and_slope(self) -> tuple[float, float]:
         """Seconds of nothing, and seconds per token; neither below zero. Call it only once `known`.
 
-        With tokens too alike to tell the two apart everything counts as slope.
+        With tokens too alike to tell the two apart everything counts as slope; without any, as fixed.
         """
         mean_tokens, mean_seconds = self.tokens / self.weight, self.seconds / self.weight
+        if mean_tokens <= 0:
+            return mean_seconds, 0.0
         variance = self.tokens_squared / self.weight - mean_tokens**2
-        if mean_tokens <= 0 or variance <= (_SPREAD * mean_tokens) ** 2:
+        if variance <= (_SPREAD * mean_tokens) ** 2:
             return 0.0, mean_seconds / max(1.0, mean_tokens)
         covariance = self.product / self.weight - mean_tokens * mean_seconds
         slope = max(0.0, covariance / variance)

@@ -36,6 +36,7 @@ class Tried:
         failure: What went wrong last.
         retry_after_s: The least time after which an engine that refused asked to be tried again.
         barred: Why nothing may be read back any more: prefill failed at it.
+        together: Decode failed at doing it alone where prefill might have helped: now prefill has to.
         suspects: Engines that gave it an error answer. Whether they are at fault shows when another one answers well: a
             request that every engine fails at is no reason to leave them all alone.
     """
@@ -46,6 +47,7 @@ class Tried:
     failure: LegFailed | None = None
     retry_after_s: float | None = None
     barred: Reason | None = None
+    together: bool = False
     suspects: list[tuple[EngineUrl, Role]] = field(default_factory=list)
 
     def forgive(self) -> None:
@@ -102,7 +104,13 @@ class Legs:
 
     @contextlib.contextmanager
     def run(
-        self, tried: Tried, engine: EngineSnapshot, *, tokens: int = 0, had_handle: bool = False
+        self,
+        tried: Tried,
+        engine: EngineSnapshot,
+        *,
+        tokens: int = 0,
+        had_handle: bool = False,
+        alone_by_choice: bool = False,
     ) -> Iterator[Leg]:
         """Count a leg in and out, and turn its failure into one engine or option less for its turn.
 
@@ -111,6 +119,7 @@ class Legs:
             engine: Where it runs.
             tokens: About how many it will compute.
             had_handle: It has to pull, and may fail at that alone.
+            alone_by_choice: Decode does without prefill although it need not, and may fail at that alone.
 
         Raises:
             LegFailed: In place of every fault of the engine or its connection.
@@ -131,7 +140,7 @@ class Legs:
             outcome = "busy" if failed.refused else "failed"
             if not failed.refused:
                 self._suspect(tried, engine, failed)
-            self._give_up(tried, engine, failed, had_handle=had_handle)
+            self._give_up(tried, engine, failed, had_handle=had_handle, alone_by_choice=alone_by_choice)
         except RefusedByEngine as refused:
             outcome, refused.role = "refused", engine.role
             raise
@@ -189,11 +198,20 @@ class Legs:
             self._metrics.circuits_opened.labels(role, url).inc()
             _log.warning("legs keep failing on %s engine %s: its circuit is open for a while", role, url)
 
-    def _give_up(self, tried: Tried, engine: EngineSnapshot, failed: LegFailed, *, had_handle: bool) -> None:
+    def _give_up(
+        self,
+        tried: Tried,
+        engine: EngineSnapshot,
+        failed: LegFailed,
+        *,
+        had_handle: bool,
+        alone_by_choice: bool = False,
+    ) -> None:
         """Leave an engine out of the turn's next attempt.
 
         An engine that answers but fails with a handle may have failed at pulling. Prefill gets the request once more,
-        with nothing to pull; so does a decode engine that is the only one left.
+        with nothing to pull; so does a decode engine that is the only one left. If that one failed at a turn that it did
+        alone by choice, prefill takes part the second time.
         """
         _log.warning("turn %s: %s leg failed: %s", tried.watch.request_id, engine.role, failed)
         self._metrics.retries.labels(engine.role).inc()
@@ -206,6 +224,8 @@ class Legs:
             tried.barred = Reason.TRANSFER_FAILED
         elif had_handle and self._may_run_alone and not self._has_other_decode(tried, engine):
             tried.alone = Reason.TRANSFER_FAILED
+        elif alone_by_choice and not self._has_other_decode(tried, engine):
+            tried.together = True
         else:
             tried.excluded = tried.excluded.failed(engine.role, engine.url)
         raise failed

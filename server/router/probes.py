@@ -131,7 +131,8 @@ class Prober:
         notes = read_notes(exposition)
         if role is Role.DECODE:
             self.notes[url] = notes
-        self._engines.load_said(url, role, EngineLoad(notes.running or 0, notes.waiting or 0, notes.kv_usage))
+        said = EngineLoad(notes.running or 0, notes.waiting or 0, notes.kv_usage, notes.prefix_caching)
+        self._engines.load_said(url, role, said)
 
     async def _exposition(self, url: EngineUrl) -> str | None:
         """An engine's metrics; None keeps what was known: a slow metrics page says nothing about index or load."""

@@ -207,6 +207,7 @@ class TurnService:
                 time.monotonic(),
                 barred=turn.barred or tried.barred,
                 alone=tried.alone,
+                together=tried.together,
                 excluded=tried.excluded,
             )
         except NoHealthyEngine as error:
@@ -292,7 +293,9 @@ class TurnService:
         reuse = transfer.account(prefilled, plan.reason)
         turn.watch.planned(plan, reuse)
         had_handle = plan.prefill is not None and asked.params is not None
-        with self._legs.run(turn.tried, plan.decode, had_handle=had_handle) as leg:
+        with self._legs.run(
+            turn.tried, plan.decode, had_handle=had_handle, alone_by_choice=plan.alone_by_choice
+        ) as leg:
             async with self._client.stream(
                 plan.decode.url,
                 turn.request.path,
@@ -314,7 +317,7 @@ class TurnService:
                 failure = await relay(
                     turn.watch.reading(answer),
                     reply,
-                    lambda: self._succeeded(turn, plan, reuse, retained=asked.params is not None),
+                    lambda: self._succeeded(turn, plan, reuse, reply, retained=asked.params is not None),
                     show=transfer.show,
                     last_resort=turn.tried.failure is not None,
                 )
@@ -336,11 +339,16 @@ class TurnService:
             first_byte_s += self._settings.prefill_timeout_s
         return StreamWaits(first_byte_s, self._settings.idle_timeout_s)
 
-    async def _succeeded(self, turn: Turn, plan: RoutePlan, reuse: ReuseHeader, *, retained: bool) -> None:
+    async def _succeeded(
+        self, turn: Turn, plan: RoutePlan, reuse: ReuseHeader, reply: Reply, *, retained: bool
+    ) -> None:
         """Record a turn. One that left nothing retained hides no earlier turn that did."""
+        if plan.prefill is None:
+            reuse = turn.watch.alone(reuse)
+            reply.extra[REUSE_HEADER.encode()] = reuse.format().encode()
         turn.watch.succeeded()
         self._legs.settle(turn.tried)
-        self._placer.ended(plan, turn.request.chain, time.monotonic())
+        self._placer.ended(plan, turn.request.chain, reuse, time.monotonic())
         self._metrics.turn_answered(reuse)
         self._metrics.turn_placed(plan)
         if not turn.request.recorded:

@@ -13,6 +13,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from bidikv_server.router.core.accounts import of_decode_alone
 from bidikv_server.router.core.ids import accept_request_id
 from bidikv_server.router.core.reports import OK, LegReport, TurnReport, fields, readable_model
 from bidikv_server.router.core.spotting import AnswerSpotter
@@ -107,11 +108,18 @@ class TurnWatch:
 
     def reading(self, answer: StreamedAnswer) -> StreamedAnswer:
         """The answer, watched as it is read where that is of use."""
-        if answer.status != 200 or not self._trace.wants_answer:
+        alone = self._plan is not None and self._plan.prefill is None
+        if answer.status != 200 or not (alone or self._trace.wants_answer):
             return answer
         self._spotter = spotter = AnswerSpotter(is_stream=answer.is_event_stream)
         spotter.feed(answer.first)
         return replace(answer, rest=_fed(answer.rest, spotter))
+
+    def alone(self, reuse: ReuseHeader) -> ReuseHeader:
+        """The account of a turn that decode has done alone, with what its answer told of the prompt."""
+        if self._spotter is not None:
+            self._reuse = reuse = of_decode_alone(reuse, self._spotter.usages())
+        return reuse
 
     def answers(self, ttft_s: float) -> None:
         """The first byte of the answer's body is there."""
@@ -132,7 +140,8 @@ class TurnWatch:
 
     def ended(self, status: int | None, now_s: float) -> TurnReport:
         """The report; ends the span."""
-        request, plan, spotter = self._request, self._plan, self._spotter
+        request, plan = self._request, self._plan
+        spotter = self._spotter if self._trace.wants_answer else None
         report = TurnReport(
             request_id=self.request_id,
             path=self._path,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from bidikv.headers import ReuseHeader
@@ -12,10 +12,11 @@ from bidikv_server.router.core import prompt_tokens
 from bidikv_server.router.core.json_bytes import read_value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 _INPUT_TOKENS: Final = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+_DETAILS: Final = ("prompt_tokens_details", "input_tokens_details")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,26 @@ def with_reason(reuse: ReuseHeader, decided: Reason | None) -> ReuseHeader:
     )
 
 
+def of_decode_alone(reuse: ReuseHeader, usages: Iterable[Mapping[str, Any]]) -> ReuseHeader:
+    """The account of a turn that decode did alone, with what its answer says of the prompt.
+
+    Args:
+        reuse: With the reason.
+        usages: What the answer says of its tokens, the newest first.
+    """
+    for usage in usages:
+        if (prompt := _prompt_tokens({"usage": usage})) is not None:
+            cached = _cached_tokens({"usage": usage})
+            return replace(
+                reuse,
+                prompt_tokens=prompt,
+                remote_tokens=None if cached is None else 0,
+                local_tokens=cached,
+                computed_tokens=None if cached is None else max(0, prompt - cached),
+            )
+    return reuse
+
+
 def _reuse(account: Any, prompt_tokens: int | None) -> ReuseHeader:
     if not isinstance(account, dict) or account.get("v") != wire.VERSION:
         return ReuseHeader(Reason.UNKNOWN, prompt_tokens=prompt_tokens)
@@ -106,8 +127,12 @@ def _prompt_tokens(answer: Mapping[str, Any]) -> int | None:
 
 def _cached_tokens(answer: Mapping[str, Any]) -> int | None:
     usage = answer.get("usage")
-    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
-    return _tokens(details, "cached_tokens") if isinstance(details, dict) else None
+    if not isinstance(usage, dict):
+        return None
+    for name in _DETAILS:
+        if isinstance(details := usage.get(name), dict):
+            return _tokens(details, "cached_tokens")
+    return _tokens(usage, _INPUT_TOKENS[1])
 
 
 def _tokens(counts: Mapping[str, Any], name: str) -> int | None:

@@ -8,7 +8,7 @@ takes one step per message, or per whole chunk of a completions prompt.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NewType
 
 from bidikv_server.router.core.json_bytes import canonical
@@ -16,7 +16,7 @@ from bidikv_server.router.core.paths import CHAT_PATH
 from bidikv_server.router.core.prompts import CHUNK_CHARACTERS, CHUNK_IDS, Prompt, chat_step, read_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from bidikv_server.router.core.ids import Scope
 
@@ -34,11 +34,13 @@ class Chain:
         whole: Of the whole prompt, whatever its shape.
         sizes: Characters of canonical JSON up to the end of each prefix, tools and template options left out: a measure
             for a prompt's tokens.
+        steps: What each prefix ends with, as `prompts` has it.
     """
 
     prefixes: tuple[Digest, ...]
     whole: Digest
     sizes: tuple[int, ...] = ()
+    steps: Sequence[Any] = field(default=(), repr=False, compare=False)
 
 
 def chain(
@@ -62,8 +64,8 @@ def chain(
     seed = _seed(prompt, scope) if after is None else after
     prefixes, sizes = _roll(seed, prompt.steps)
     if prompt.rest is None and prefixes:
-        return Chain(prefixes, prefixes[-1], sizes)
-    return Chain(prefixes, _step(seed, canonical(prompt.rest)), sizes)
+        return Chain(prefixes, prefixes[-1], sizes, prompt.steps)
+    return Chain(prefixes, _step(seed, canonical(prompt.rest)), sizes, prompt.steps)
 
 
 def with_message(prefix: Digest, message: Mapping[str, Any]) -> Digest:

@@ -41,17 +41,19 @@ class IndexInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine itself says of its load.
+    """What an engine itself says of its load, and of what it can take off it.
 
     Attributes:
         running: Requests in its batch.
         waiting: Requests that it cannot run yet.
         kv_usage: Share of its KV blocks that running requests hold, from 0 to 1; None if it does not say.
+        prefix_caching: It has a prefix cache of its own; None if it does not say.
     """
 
     running: int = 0
     waiting: int = 0
     kv_usage: float | None = None
+    prefix_caching: bool | None = None
 
 
 _IDLE: Final = EngineLoad()
@@ -77,6 +79,7 @@ class EngineSnapshot:
         kv_usage: Share of its KV blocks that running requests held then; None if it does not say.
         backlog_tokens: Tokens that the legs in flight have to compute, as far as that was foreseen.
         circuit: Whether its last legs ended well.
+        prefix_caching: It has a prefix cache of its own; None if it does not say.
     """
 
     url: EngineUrl
@@ -92,6 +95,7 @@ class EngineSnapshot:
     kv_usage: float | None = None
     backlog_tokens: int = 0
     circuit: CircuitState = CircuitState.CLOSED
+    prefix_caching: bool | None = None
 
     @property
     def takes_legs(self) -> bool:
@@ -151,6 +155,7 @@ class _Engine:
                 self.said.kv_usage,
                 self.backlog_tokens,
                 self.circuit.state,
+                self.said.prefix_caching,
             )
         return self.seen
 

@@ -33,10 +33,11 @@ class Known:
 
 
 def lies_on(decode: EngineSnapshot, match: Match) -> bool:
-    """Whether an engine holds a turn that this request extends, as far as the router can know."""
+    """Whether an engine's own prefix cache holds a turn that this request extends, as far as the router can know."""
     turn = match.ancestor
     return (
         turn is not None
+        and decode.prefix_caching is not False
         and bool(decode.indexes)
         and turn.holder.engine == decode.url
         and turn.holder.indexes == decode.indexes
@@ -60,13 +61,18 @@ def prefill_option(engine: EngineSnapshot, known: Known | None, sources: tuple[s
     computed = min(missing, prompt.new_tokens) if sources else missing
     pulled = missing - computed
     expected_s = known.costs.prefill_s(
-        engine.url, ahead=engine.backlog_tokens, computed=computed, pulled=pulled, now_s=known.now_s
+        engine.url,
+        ahead=engine.backlog_tokens,
+        computed=computed,
+        pulled=pulled,
+        asked=bool(sources),
+        now_s=known.now_s,
     )
     return PrefillOption(engine, cached, computed, pulled, expected_s)
 
 
 def mode_view(
-    option: PrefillOption, decode: EngineSnapshot, known: Known | None, *, may_run_alone: bool
+    option: PrefillOption, decode: EngineSnapshot, known: Known | None, *, held: bool, may_run_alone: bool
 ) -> ModeView:
     """What each way would take. The hand-over to decode is the same after either kind of prefill leg."""
     if known is None or known.prompt is None:
@@ -74,13 +80,14 @@ def mode_view(
     prompt = known.prompt
     costs, now_s = known.costs, known.now_s
     new = prompt.new_tokens
-    fetched = new if may_run_alone else prompt.tokens
+    fetched = new if held else prompt.tokens
     hand_over_s = costs.hand_over_s(decode.url, tokens=fetched, now_s=now_s)
     recompute_s = costs.prefill_s(
         option.engine.url,
         ahead=option.engine.backlog_tokens,
         computed=option.computed_tokens + option.pulled_tokens,
         pulled=0,
+        asked=False,
         now_s=now_s,
     )
     fresh = prompt.idle_s is not None and prompt.idle_s <= _STALE_S

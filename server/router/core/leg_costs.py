@@ -1,8 +1,9 @@
 """What legs take on each engine, learnt from those that ran: the seconds to the answer's first byte of every way to run a turn.
 
-Four straight lines over tokens (`cost_line`): a prefill engine's legs that pulled nothing, and those that pulled; a decode
-engine's legs after prefill, and those without. A leg also waits for what the legs before it have to compute, so a
-prefill leg's tokens are its own and those ahead of it. Times are seconds on the caller's monotonic clock.
+Four straight lines over tokens (`cost_line`): a prefill engine's legs that asked no decode engine, over what they computed;
+what asking and pulling took beyond that, over what was pulled; a decode engine's legs after prefill, and those without. A leg
+also waits for what the legs before it have to compute, so a prefill leg's computed tokens are its own and those ahead of
+it. Times are seconds on the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ class LegCosts:
         self._alone: defaultdict[EngineUrl, CostLine] = defaultdict(CostLine)
 
     def prefilled(
-        self, engine: EngineUrl, *, ahead: int, computed: int, pulled: int, seconds: float, now_s: float
+        self,
+        engine: EngineUrl,
+        *,
+        ahead: int,
+        computed: int,
+        pulled: int,
+        asked: bool,
+        seconds: float,
+        now_s: float,
     ) -> None:
         """A prefill leg ended well.
 
@@ -36,11 +45,15 @@ class LegCosts:
             ahead: Tokens that were to be computed there before its own.
             computed: Tokens that it computed.
             pulled: Tokens that it read back.
+            asked: It might have read back, whether or not it did.
             seconds: From sending it to its answer.
             now_s: Now.
         """
-        lines = self._pulling if pulled else self._computing
-        lines[engine].observe(ahead + computed + pulled, seconds, now_s)
+        if asked:
+            beyond_s = max(0.0, seconds - self._token_s(engine) * (ahead + computed))
+            self._pulling[engine].observe(pulled, beyond_s, now_s)
+        else:
+            self._computing[engine].observe(ahead + computed, seconds, now_s)
 
     def handed_over(self, engine: EngineUrl, *, tokens: int, seconds: float, now_s: float) -> None:
         """A streamed decode leg after prefill gave its first byte; `tokens` is what it had to fetch."""
@@ -51,11 +64,13 @@ class LegCosts:
         self._alone[engine].observe(tokens, seconds, now_s)
 
     def prefill_s(
-        self, engine: EngineUrl, *, ahead: int, computed: int, pulled: int, now_s: float
+        self, engine: EngineUrl, *, ahead: int, computed: int, pulled: int, asked: bool, now_s: float
     ) -> float | None:
         """How long a prefill leg would take; None while not known."""
-        lines = self._pulling if pulled else self._computing
-        return lines[engine].predict(ahead + computed + pulled, now_s)
+        if not asked:
+            return self._computing[engine].predict(ahead + computed, now_s)
+        beyond_s = self._pulling[engine].predict(pulled, now_s)
+        return None if beyond_s is None else beyond_s + self._token_s(engine) * (ahead + computed)
 
     def hand_over_s(self, engine: EngineUrl, *, tokens: int, now_s: float) -> float | None:
         """How long a decode leg after prefill would take to its first byte; None while not known."""
@@ -77,3 +92,11 @@ class LegCosts:
         """An engine has gone; whatever comes back there has a speed of its own."""
         for lines in (self._computing, self._pulling, self._handed, self._alone):
             lines.pop(engine, None)
+
+    def _token_s(self, engine: EngineUrl) -> float:
+        """Seconds to compute a token, as last seen: an engine's speed outlives the belief in how busy it is. 0 if never seen.
+
+        What it is wrong by, `_pulling` makes up for, as long as legs are like those that it was learnt from.
+        """
+        line = self._computing[engine]
+        return line.fixed_and_slope()[1] if line.weight else 0.0

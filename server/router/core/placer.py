@@ -48,6 +48,7 @@ class Placer:
         *,
         barred: Reason | None = None,
         alone: Reason | None = None,
+        together: bool = False,
         excluded: Excluded | None = None,
     ) -> RoutePlan:
         """The next attempt at a turn; arguments as of `plan_route`.
@@ -56,15 +57,17 @@ class Placer:
             NoHealthyEngine: Nothing can serve the turn.
         """
         self._engines.advance(now_s)
+        turn_steps = match.ancestor.depth if match.ancestor is not None else 0
         return plan_route(
             match,
             [*self._engines.snapshots(Role.PREFILL), *self._engines.snapshots(Role.DECODE)],
             barred=barred,
             alone=alone,
+            together=together,
             prefill_required=self._prefill_required,
             excluded=excluded,
             policies=self._policies,
-            known=Known(self.costs, now_s, self.prefixes.foresee(chain, now_s)),
+            known=Known(self.costs, now_s, self.prefixes.foresee(chain, now_s, turn_steps=turn_steps)),
         )
 
     def prefilled(
@@ -93,6 +96,7 @@ class Placer:
                 ahead=ahead,
                 computed=reuse.computed_tokens,
                 pulled=reuse.remote_tokens,
+                asked=bool(plan.sources),
                 seconds=seconds,
                 now_s=now_s,
             )
@@ -104,10 +108,20 @@ class Placer:
         learn = self.costs.ran_alone if plan.prefill is None else self.costs.handed_over
         learn(plan.decode.url, tokens=plan.decode_tokens, seconds=seconds, now_s=now_s)
 
-    def ended(self, plan: RoutePlan, chain: Chain, now_s: float) -> None:
-        """Learn from a turn that ended well. One that ran alone has no account: its prompt stays as long as foreseen."""
+    def ended(self, plan: RoutePlan, chain: Chain, reuse: ReuseHeader, now_s: float) -> None:
+        """Learn from a turn that ended well.
+
+        Args:
+            plan: Of its attempt.
+            chain: Of its prompt.
+            reuse: Its account. A prompt that decode computed alone stays as long as foreseen if that tells nothing.
+            now_s: Now.
+        """
         if plan.prefill is None and plan.prompt_tokens is not None:
-            self.prefixes.note(chain, None, plan.prompt_tokens, now_s)
+            counted = reuse.prompt_tokens
+            tokens = plan.prompt_tokens if counted is None else counted
+            self.prefixes.note(chain, None, tokens, now_s, counted=counted is not None)
+        self.prefixes.ended(chain, now_s)
 
     def came_up(self, engine: EngineUrl, now_s: float) -> None:
         """Forget an engine's cache and speed: what answers there now may be another one."""

@@ -117,6 +117,11 @@ class RoutePlan:
     prompt_tokens: int | None = None
     cached_tokens: int = 0
 
+    @property
+    def alone_by_choice(self) -> bool:
+        """Decode does it alone because that is faster, and not because there is no other way."""
+        return self.prefill is None and self.reason is Reason.DECODE_CHEAPER
+
 
 @dataclass(frozen=True, slots=True)
 class Keep:
@@ -158,6 +163,7 @@ def plan_route(
     *,
     barred: Reason | None = None,
     alone: Reason | None = None,
+    together: bool = False,
     prefill_required: bool = False,
     excluded: Excluded | None = None,
     policies: Policies = _DEFAULT,
@@ -170,6 +176,7 @@ def plan_route(
         engines: All engines.
         barred: Why this request may read nothing back; None lets prefill look.
         alone: Why decode must do without prefill; None hands the prompt to prefill.
+        together: Decode may not do without prefill by choice.
         prefill_required: Fail rather than run on decode alone.
         excluded: Engines to leave out.
         policies: What chooses among the possible.
@@ -201,9 +208,11 @@ def plan_route(
     option, choice = policies.prefill(tuple(prefill_option(engine, known, sources) for engine in options))
     mode, why, tokens = Mode.RECOMPUTE, ModeReason.ONLY_WAY, option.computed_tokens
     if sources:
-        may_run_alone = held and not prefill_required
-        mode, why = policies.mode(mode_view(option, decode, known, may_run_alone=may_run_alone))
-        if mode is Mode.ALONE and not prefill_required:
+        may_run_alone = not (prefill_required or together)
+        mode, why = policies.mode(
+            mode_view(option, decode, known, held=held, may_run_alone=held and may_run_alone)
+        )
+        if mode is Mode.ALONE and may_run_alone:
             return replace(plan, reason=Reason.DECODE_CHEAPER, mode_reason=why)
         if mode is Mode.RECOMPUTE:
             sources, reason, tokens = (), Reason.RECOMPUTE_CHEAPER, tokens + option.pulled_tokens

@@ -10,6 +10,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from bidikv_server.router.core.prompts import is_answer
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -30,7 +32,7 @@ class Prompt:
         tokens: All of it.
         new_tokens: What follows the answer to the deepest known turn; all of it if it extends none.
         cached: By prefill engine, how much of it that has computed before.
-        idle_s: How long ago the deepest known turn ended; None if it extends none.
+        idle_s: How long ago that turn ended; None if it extends none, or if that is not known.
     """
 
     tokens: int
@@ -44,6 +46,7 @@ class _Prefix:
     tokens: int
     at_s: float
     engines: dict[EngineUrl, float]
+    counted: bool = False
 
 
 class PrefixMemory:
@@ -54,13 +57,20 @@ class PrefixMemory:
         self._prefixes: OrderedDict[Digest, _Prefix] = OrderedDict()
         self._since: dict[EngineUrl, float] = {}
         self._tokens_per_size: float | None = None
+        self._grown: float | None = None
         self._kept: dict[EngineUrl, float] = {}
 
     def __len__(self) -> int:
         return len(self._prefixes)
 
-    def foresee(self, chain: Chain, now_s: float) -> Prompt | None:
-        """What a request's prompt will take; None while nothing is known to measure it by."""
+    def foresee(self, chain: Chain, now_s: float, *, turn_steps: int = 0) -> Prompt | None:
+        """What a request's prompt will take; None while nothing is known to measure it by.
+
+        Args:
+            chain: Of the prompt.
+            now_s: Now.
+            turn_steps: Steps of the deepest known turn that it extends; 0 if it extends none.
+        """
         if not chain.sizes:
             return None
         cached: dict[EngineUrl, int] = {}
@@ -81,27 +91,74 @@ class PrefixMemory:
             return None if rate is None else Prompt(*(2 * (round(rate * chain.sizes[-1]),)))
         depth, prefix = known
         size = chain.sizes[depth - 1]
-        rate = prefix.tokens / size if size else (self._tokens_per_size or 0.0)
-        tail = chain.sizes[-1] - size
-        # The step that follows a turn's prompt is its answer, which decode holds as well.
-        new = chain.sizes[-1] - chain.sizes[min(depth, len(chain.sizes) - 1)]
-        return Prompt(prefix.tokens + round(rate * tail), round(rate * new), cached, now_s - prefix.at_s)
+        rate = self._rate(prefix.tokens, size)
+        turn = self._prefixes.get(chain.prefixes[turn_steps - 1]) if turn_steps else None
+        tokens = prefix.tokens + round(rate * (chain.sizes[-1] - size))
+        return Prompt(
+            tokens,
+            min(tokens, round(rate * _new_size(chain, turn_steps))) if turn_steps else tokens,
+            cached,
+            now_s - turn.at_s if turn is not None else None,
+        )
 
-    def note(self, chain: Chain, engine: EngineUrl | None, prompt_tokens: int, now_s: float) -> None:
-        """Remember that a prompt was computed: by this prefill engine, or (None) by decode alone."""
+    def note(
+        self,
+        chain: Chain,
+        engine: EngineUrl | None,
+        prompt_tokens: int,
+        now_s: float,
+        *,
+        counted: bool = True,
+    ) -> None:
+        """Remember that a prompt was computed.
+
+        Args:
+            chain: Of the prompt.
+            engine: The prefill engine that did it; None stands for decode alone.
+            prompt_tokens: Its length.
+            now_s: Now.
+            counted: An engine said so; False is what was foreseen.
+        """
         if not chain.sizes or not chain.sizes[-1]:
             return
-        rate = prompt_tokens / chain.sizes[-1]
-        known = self._tokens_per_size
-        self._tokens_per_size = rate if known is None else known + (rate - known) / 8
+        size = chain.sizes[-1]
+        if counted:
+            self._learn(chain, prompt_tokens)
+        rate = self._rate(prompt_tokens, size)
         for depth in range(len(chain.prefixes), 0, -1):
-            was_known = self._touch(
-                chain.prefixes[depth - 1], engine, round(rate * chain.sizes[depth - 1]), now_s
-            )
+            tokens = max(0, prompt_tokens - round(rate * (size - chain.sizes[depth - 1])))
+            was_known = self._touch(chain.prefixes[depth - 1], engine, tokens, now_s)
             if was_known:
                 break
+        if counted:
+            prompt = self._prefixes[chain.prefixes[-1]]
+            prompt.tokens, prompt.counted = prompt_tokens, True
         while len(self._prefixes) > self._max_prefixes:
             self._prefixes.popitem(last=False)
+
+    def _learn(self, chain: Chain, prompt_tokens: int) -> None:
+        """How many tokens a size has: of whole prompts, and of what conversations grow by, which no tools stand before."""
+        size = chain.sizes[-1]
+        self._tokens_per_size = _moved(self._tokens_per_size, prompt_tokens / size)
+        for depth in range(len(chain.prefixes) - 1, 0, -1):
+            prefix = self._prefixes.get(chain.prefixes[depth - 1])
+            if prefix is not None and prefix.counted:
+                grown = size - chain.sizes[depth - 1]
+                if grown > 0 and prompt_tokens > prefix.tokens:
+                    self._grown = _moved(self._grown, (prompt_tokens - prefix.tokens) / grown)
+                return
+
+    def _rate(self, tokens: int, size: int) -> float:
+        """Tokens of a size that follows a prompt of so many tokens and that size."""
+        if self._grown is not None:
+            return self._grown
+        return tokens / size if size else (self._tokens_per_size or 0.0)
+
+    def ended(self, chain: Chain, now_s: float) -> None:
+        """The turn of a prompt ended: from now on it is idle."""
+        prefix = self._prefixes.get(chain.prefixes[-1]) if chain.prefixes else None
+        if prefix is not None:
+            prefix.at_s = now_s
 
     def found(self, engine: EngineUrl, foreseen_tokens: int, local_tokens: int) -> None:
         """Compare what an engine found in its cache with what was foreseen: it may keep less, or have no cache at all."""
@@ -121,7 +178,9 @@ class PrefixMemory:
         if prefix is None:
             prefix = self._prefixes[digest] = _Prefix(tokens, now_s, {})
         self._prefixes.move_to_end(digest)
-        prefix.tokens, prefix.at_s = tokens, now_s
+        prefix.at_s = now_s
+        if not prefix.counted:
+            prefix.tokens = tokens
         if engine is None:
             return True
         at_s = prefix.engines.pop(engine, None)
@@ -129,3 +188,18 @@ class PrefixMemory:
         if len(prefix.engines) > _ENGINES:
             del prefix.engines[next(iter(prefix.engines))]
         return at_s is not None and at_s >= self._since.get(engine, at_s)
+
+
+def _moved(known: float | None, seen: float) -> float:
+    return seen if known is None else known + (seen - known) / 8
+
+
+def _new_size(chain: Chain, turn_steps: int) -> int:
+    """Size of what follows a turn and its answer, which decode holds as well.
+
+    A chunk of a completion's prompt does not say whose it is: there the answer counts as new.
+    """
+    end = min(turn_steps, len(chain.sizes))
+    while 0 < end < len(chain.steps) and is_answer(chain.steps[end]):
+        end += 1
+    return chain.sizes[-1] - (chain.sizes[end - 1] if end else 0)

@@ -82,6 +82,11 @@ def chat_step(message: Mapping[str, Any]) -> dict[str, Any] | None:
     return _chat_message(dict(message), normalise=True)
 
 
+def is_answer(step: Any) -> bool:
+    """Whether a step is the model's own: a message of its role, or a call of a tool (Responses API)."""
+    return isinstance(step, dict) and (step.get("role") == "assistant" or step.get("type") == "function_call")
+
+
 def parsed(arguments: Any) -> Any:
     """A tool call's arguments as values: clients write the same JSON with other white space."""
     if not isinstance(arguments, str):

@@ -11,6 +11,7 @@ _HEAD_BYTES: Final = 16 * 1024
 _TAIL_BYTES: Final = 64 * 1024
 """Usage comes with the last events; an event that is longer than this goes without."""
 _DATA: Final = re.compile(rb"^data: ?(\{.*)$", re.MULTILINE)
+_USAGE: Final = b'"usage"'
 _WRAPPERS: Final = ("response", "message")
 """Where the Responses API and Anthropic's put the answer's own fields."""
 
@@ -39,6 +40,15 @@ class AnswerSpotter:
         """The answer's id, if it has begun with one."""
         documents = _events(self._head) if self._is_stream else [_document(b"".join(self._tail))]
         return next((found for d in documents if (found := _id(d)) is not None), None)
+
+    def usages(self) -> list[dict[str, Any]]:
+        """Every count of tokens that is known of the answer, the newest first."""
+        tail = b"".join(self._tail)
+        if _USAGE not in tail and _USAGE not in self._head:
+            return []
+        documents = [*_events(self._head), *_events(tail)][::-1] if self._is_stream else [_document(tail)]
+        found = (body.get("usage") for document in documents for body in _bodies(document))
+        return [usage for usage in found if isinstance(usage, dict)]
 
     def output_tokens(self) -> int | None:
         """Tokens generated, if the answer has ended with a count."""

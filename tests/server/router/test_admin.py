@@ -155,7 +155,7 @@ async def test_explain(start):
         "decode": cluster.urls["decode-0"], "placement": "home", "prefill_choice": "only", "mode": "readback", "mode_reason": "fixed",
     }  # fmt: skip
     assert before["turn"] == one["turn"]
-    assert (alone["reason"], alone["prefill"], alone["prompt_tokens"]) == ("unsupported", None, None)
+    assert (alone["reason"], alone["prefill"], alone["prompt_tokens"]) == ("unsupported", None, 9)
     assert (alone["prefill_choice"], alone["mode"], alone["mode_reason"]) == ("none", "alone", "only_way")
 
 

@@ -215,17 +215,22 @@ async def test_a_stream_that_breaks_counts_against_its_engine(start):
     assert 'leg_seconds_count{leg="decode",outcome="broke"} 1.0' in await metrics(cluster)
 
 
-async def test_the_cheapest_mode_runs_on_decode_alone(start):
-    """Once it is known what legs take, a turn with little that is new is left to decode, which retains it as any other."""
-    cluster = await start(mode_policy="cheapest", admin_key="sk-admin")
+async def until_alone(cluster, headers=SESSION, **fields):
+    """Play a conversation until what legs take is known and decode gets a turn to itself; the next turn's texts, and it."""
     cluster.prefill[0].account = {**cluster.prefill[0].account, "remote_tokens": 900, "prompt_tokens": 1000}
     contents = ["x" * 3000]
     for number in range(12):
-        answer = await cluster.chat(*contents, stream=True, headers=SESSION)
-        if reason(answer) == "decode_cheaper":
-            break
+        answer = await cluster.chat(*contents, stream=True, headers=headers, **fields)
         contents += ["Hello", f"more {number}"]
-    assert reason(answer) == "decode_cheaper"
+        if reason(answer) == "decode_cheaper":
+            return contents, answer
+    pytest.fail("nothing ran on decode alone")
+
+
+async def test_the_cheapest_mode_runs_on_decode_alone(start):
+    """Once it is known what legs take, a turn with little that is new is left to decode, which retains it as any other."""
+    cluster = await start(mode_policy="cheapest", admin_key="sk-admin")
+    _, answer = await until_alone(cluster)
     alone = cluster.decode[0].answered[-1]
     assert set(alone.params) == {"bidikv"}
     assert alone.ours["retain_s"] == 480.0
@@ -233,6 +238,134 @@ async def test_the_cheapest_mode_runs_on_decode_alone(start):
     told = await last(cluster, answer)
     assert (told["mode"], told["mode_reason"], told["prefill"]) == ("alone", "cheaper", None)
     assert 'modes_total{mode="alone",reason="cheaper"} 1.0' in await metrics(cluster)
+
+
+async def test_a_turn_alone_is_one_of_its_conversation(start):
+    """Decode gets what it would get after prefill: the tenant's salt, the conversation, hints, tools and the client's words."""
+    cluster = await start(mode_policy="cheapest", api_keys={"sk-a": "team-a"})
+    key = {"authorization": "Bearer sk-a", **SESSION}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    hint = {"x-bidikv-turn": 'v=1, k="tool", w=30'}
+    contents, _ = await until_alone(cluster, {**key, **hint}, tools=tools)
+    *_, before, alone = cluster.decode[0].answered
+    assert alone.ours == before.ours
+    assert alone.ours["protect"]
+    for name in ("cache_salt", "tools", "stream", "model"):
+        assert alone.body[name] == before.body[name]
+    assert "authorization" not in alone.headers
+    assert alone.headers["x-session-id"] == before.headers["x-session-id"]
+    last_turn = await cluster.chat(
+        *contents, stream=True, headers={**key, "x-bidikv-turn": "v=1, final"}, tools=tools
+    )
+    ended = cluster.decode[0].answered[-1]
+    assert last_turn.status_code == 200
+    assert (ended.ours["release"], ended.ours["retain_s"]) == (True, 0.0)
+
+
+async def test_what_decode_did_alone_is_counted(start):
+    """Its answer tells the prompt and what was cached: in `explain`, in the metrics, and in a whole answer's header."""
+    cluster = await start(mode_policy="cheapest", admin_key="sk-admin")
+    usage = b'{"prompt_tokens":1040,"prompt_tokens_details":{"cached_tokens":1024}}'
+    events = list(CHAT_EVENTS)
+    events.insert(-1, b'data: {"id":"c1","choices":[],"usage":' + usage + b"}\n\n")
+    cluster.decode[0].events = tuple(events)
+    cluster.decode[0].answer = cluster.decode[0].answer.replace(b'{"prompt_tokens":9}', usage)
+    contents, answer = await until_alone(cluster)
+    counts = {"prompt_tokens": 1040, "remote_tokens": 0, "local_tokens": 1024, "computed_tokens": 16}
+    told = await last(cluster, answer)
+    assert {name: told[name] for name in counts} == counts
+    local = 'bidikv_router_prompt_tokens_total{source="local"}'
+    before = sample(await metrics(cluster), local)
+    whole = await cluster.chat(*contents, headers=SESSION)
+    assert ReuseHeader.parse(whole.headers["x-bidikv-reuse"]) == ReuseHeader(
+        "decode_cheaper", *counts.values()
+    )
+    assert sample(await metrics(cluster), local) == before + 1024
+
+
+def sample(page, name):
+    return float(page.split(f"\n{name} ")[1].split()[0])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_decode_fails_at_a_turn_alone(start, stream):
+    """The only decode engine gets it once more, by way of prefill; another one at once, read back from where it was."""
+    cluster = await start(mode_policy="cheapest", circuit_failures=1)
+    contents, _ = await until_alone(cluster)
+    legs = len(cluster.prefill[0].prefilled)
+    cluster.decode[0].failures.append(Failure(500))
+    answer = await cluster.chat(*contents, stream=stream, headers=SESSION)
+    assert (answer.status_code, reason(answer)) == (200, "hit")
+    assert len(cluster.prefill[0].prefilled) == legs + 1
+    cluster.decode[0].failures.extend([Failure(500)] * 3)
+    contents += ["Hello", "again"]
+    answer = await cluster.chat(*contents, stream=stream, headers=SESSION)
+    assert answer.status_code == 500
+    assert not cluster.decode[0].failures
+    answer = await cluster.chat(*contents, stream=stream, headers=SESSION)
+    assert answer.status_code == 200
+
+
+async def test_another_decode_engine_takes_over_a_turn_alone(start):
+    """What the one that failed retains is still read back."""
+    cluster = await start(mode_policy="cheapest", decode=2)
+    contents, _ = await until_alone(cluster)
+    cluster.decode[0].failures.append(Failure(500))
+    answer = await cluster.chat(*contents, headers=SESSION)
+    assert (answer.status_code, reason(answer)) == (200, "hit")
+    assert cluster.prefill[0].prefilled[-1].ours["sources"] == ["10.0.0.0:7000"]
+    assert len(cluster.decode[1].answered) == 1
+
+
+async def test_a_stream_alone_that_breaks_off(start):
+    """The client gets an error event, and the next turn finds the conversation as it was before."""
+    cluster = await start(mode_policy="cheapest")
+    contents, answer = await until_alone(cluster)
+    key = answer.headers["x-bidikv-session"]
+    turns = len(cluster.app.table.turns(key))
+    cluster.decode[0].failures.append(Failure(cut_after=2))
+    answer = await cluster.chat(*contents, stream=True, headers=SESSION)
+    assert b'"error"' in answer.content
+    assert len(cluster.app.table.turns(key)) == turns
+    assert (await cluster.chat(*contents, stream=True, headers=SESSION)).content == b"".join(CHAT_EVENTS)
+
+
+async def test_a_decode_engine_without_a_prefix_cache_does_nothing_alone(start):
+    """It says so among its metrics."""
+    cluster = await start(mode_policy="cheapest")
+    cluster.decode[0].index_lines += 'vllm:cache_config_info{enable_prefix_caching="False"} 1.0\n'
+    await cluster.probe()
+    cluster.prefill[0].account = {**cluster.prefill[0].account, "remote_tokens": 900, "prompt_tokens": 1000}
+    contents = ["x" * 3000]
+    for number in range(8):
+        await cluster.chat(*contents, stream=True, headers=SESSION)
+        contents += ["Hello", f"more {number}"]
+    assert len(cluster.prefill[0].prefilled) == 8
+
+
+async def test_another_tenant_has_nothing_to_run_alone_on(start):
+    """The same words of somebody else are a new conversation, which prefill computes."""
+    cluster = await start(mode_policy="cheapest", api_keys={"sk-a": "team-a", "sk-b": "team-b"})
+    contents, _ = await until_alone(cluster, {"authorization": "Bearer sk-a", **SESSION})
+    answer = await cluster.chat(*contents, headers={"authorization": "Bearer sk-b", **SESSION})
+    assert cluster.prefill[0].prefilled[-1].ours["sources"] == []
+    assert reason(answer) == "new_conversation"
+    assert (
+        cluster.decode[0].answered[-1].body["cache_salt"] != cluster.decode[0].answered[-2].body["cache_salt"]
+    )
+
+
+async def test_full_decode_engines_are_left(start):
+    """One whose blocks are all but taken loses its turns to one with room, before requests wait there."""
+    cluster = await start(decode=2, admin_key="sk-admin")
+    await cluster.chat(*FIRST, headers=SESSION)
+    cluster.decode[0].index_lines += "vllm:kv_cache_usage_perc 0.97\n"
+    cluster.decode[1].index_lines += "vllm:kv_cache_usage_perc 0.1\n"
+    await cluster.probe()
+    moved = await cluster.chat(*SECOND, headers=SESSION)
+    told = await last(cluster, moved)
+    assert (told["placement"], told["decode"]) == ("pressure", cluster.urls["decode-1"])
+    assert cluster.prefill[0].prefilled[-1].ours["sources"] == ["10.0.0.0:7000"]
 
 
 async def test_readback_is_the_mode_without_a_word(start):

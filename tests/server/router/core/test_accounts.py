@@ -6,7 +6,7 @@ import pytest
 
 from bidikv.headers import ReuseHeader
 from bidikv_server.reasons import Reason
-from bidikv_server.router.core.accounts import read_prefill_answer, with_reason
+from bidikv_server.router.core.accounts import of_decode_alone, read_prefill_answer, with_reason
 
 ACCOUNT = {"v": 1, "reason": "hit_diverged", "prompt_tokens": 9, "remote_tokens": 4, "diverged_at_token": 5}
 
@@ -76,3 +76,21 @@ def test_reason():
 def test_prompt_tokens_of_each_api(usage, tokens):
     """Of a stock engine's answer, whatever its API calls them."""
     assert read_prefill_answer(json.dumps({"usage": usage}).encode()).reuse.prompt_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("usages", "counts"),
+    [
+        ([{"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}], (9, 0, 4, 5)),
+        ([{"prompt_tokens": 9, "prompt_tokens_details": None}], (9, None, None, None)),
+        ([{"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}}], (9, 0, 4, 5)),
+        ([{"output_tokens": 3}, {"input_tokens": 5, "cache_read_input_tokens": 4}], (9, 0, 4, 5)),
+        ([{"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": -1}}], (9, None, None, None)),
+        ([{"prompt_tokens": "9"}, {}], (None, None, None, None)),
+        ([], (None, None, None, None)),
+    ],
+)
+def test_decode_alone(usages, counts):
+    """Its answer tells how long the prompt was and what decode had in its own cache, whichever API it is of."""
+    told = of_decode_alone(ReuseHeader(Reason.DECODE_CHEAPER), usages)
+    assert told == ReuseHeader(Reason.DECODE_CHEAPER, *counts)

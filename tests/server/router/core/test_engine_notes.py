@@ -15,6 +15,7 @@ vllm:num_requests_waiting{engine="0"} 1.0
 vllm:num_requests_waiting_by_reason{engine="0"} 9.0
 vllm:kv_cache_usage_perc{engine="0"} 0.25
 vllm:kv_cache_usage_perc{engine="1"} 0.5
+vllm:cache_config_info{block_size="32",enable_prefix_caching="True",engine="0"} 1.0
 bidikv:retained_tokens{class="soft",engine="0"} 1000.0
 bidikv:retained_tokens{class="protected",engine="0"} 24.0
 """
@@ -22,13 +23,20 @@ bidikv:retained_tokens{class="protected",engine="0"} 24.0
 
 def test_a_page():
     """Sums over ranks and classes, and the fullest rank's usage."""
-    assert read_notes(PAGE) == EngineNotes(7, 1, 0.5, 1024, 24)
+    assert read_notes(PAGE) == EngineNotes(7, 1, 0.5, 1024, 24, True)
 
 
 def test_a_stock_engine():
     """What it does not publish is not known."""
     assert read_notes("vllm:num_requests_running 2.0\n") == EngineNotes(running=2)
     assert read_notes("") == EngineNotes()
+
+
+def test_no_prefix_cache():
+    """An engine says whether it has one; one rank without is an engine without."""
+    line = 'vllm:cache_config_info{{cache_dtype="auto",enable_prefix_caching="{}"}} 1.0\n'
+    assert read_notes(line.format("True") + line.format("False")).prefix_caching is False
+    assert read_notes(line.format("None")).prefix_caching is None
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "x", "0x10", ""])

@@ -226,6 +226,8 @@ def test_modes():
     assert (plan.mode, plan.prefill_choice) == (Mode.ALONE, PrefillChoice.NONE)
     plan = plan_route(known(), engines, policies=Policies(mode=alone), prefill_required=True)
     assert (plan.prefill.url, plan.reason, plan.mode) == ("p", None, Mode.READBACK)
+    plan = plan_route(known(), engines, policies=Policies(mode=alone), together=True)
+    assert (plan.prefill.url, plan.mode, plan.mode_reason) == ("p", Mode.READBACK, ModeReason.ONLY_WAY)
     plan = plan_route(known(), engines, policies=Policies(mode=recompute))
     assert (plan.prefill.url, plan.sources, plan.reason) == ("p", (), Reason.RECOMPUTE_CHEAPER)
     for match, barred in ((NEW, None), (known(), Reason.READBACK_OFF)):
@@ -238,10 +240,17 @@ def learnt():
     """Costs of `p` and `d`: computing takes 1 ms a token, pulling a tenth of that, handing over next to nothing."""
     costs = LegCosts()
     for tokens in (1000, 2000, 3000, 4000, 5000):
-        costs.prefilled(EngineUrl("p"), ahead=0, computed=tokens, pulled=0, seconds=tokens / 1e3, now_s=0.0)
-        costs.prefilled(
-            EngineUrl("p"), ahead=0, computed=0, pulled=tokens, seconds=0.1 + tokens / 1e4, now_s=0.0
-        )
+        for asked, seconds in ((False, tokens / 1e3), (True, 0.1 + tokens / 1e4)):
+            computed, pulled = (0, tokens) if asked else (tokens, 0)
+            costs.prefilled(
+                EngineUrl("p"),
+                ahead=0,
+                computed=computed,
+                pulled=pulled,
+                asked=asked,
+                seconds=seconds,
+                now_s=0.0,
+            )
         costs.handed_over(EngineUrl("d"), tokens=tokens, seconds=0.02 + tokens / 1e6, now_s=0.0)
     return costs
 
@@ -263,3 +272,27 @@ def test_the_cheapest(prompt, match, mode):
     policies = Policies(mode=Cheapest())
     plan = plan_route(match, engines, policies=policies, known=Known(learnt(), 0.0, prompt))
     assert plan.mode is mode
+
+
+@pytest.mark.parametrize(("caches", "mode"), [(None, Mode.ALONE), (True, Mode.ALONE), (False, Mode.READBACK)])
+def test_decode_without_a_prefix_cache(caches, mode):
+    """It would have to compute the whole history, so it does nothing alone by choice."""
+    engines = [prefill(), decode(prefix_caching=caches)]
+    prompt = Prompt(4000, 100, {}, 5.0)
+    plan = plan_route(
+        known(), engines, policies=Policies(mode=Cheapest()), known=Known(learnt(), 0.0, prompt)
+    )
+    assert plan.mode is mode
+    assert plan.decode_tokens == (4000 if caches is False else 100)
+
+
+def test_once_together_stays_together():
+    """After decode failed at a turn alone, prefill takes part, however cheap it would be without."""
+    plan = plan_route(
+        known(),
+        [prefill(), decode()],
+        together=True,
+        policies=Policies(mode=Cheapest()),
+        known=Known(learnt(), 0.0, Prompt(4000, 100, {}, 5.0)),
+    )
+    assert (plan.mode, plan.prefill.url) == (Mode.READBACK, "p")

@@ -61,3 +61,24 @@ def test_memory_is_bounded():
         spotter.feed(CHAT)
     assert sum(len(chunk) for chunk in spotter._tail) < 70_000
     assert (spotter.response_id(), spotter.output_tokens()) == ("c1", 7)
+
+
+@pytest.mark.parametrize(
+    ("raw", "newest"), [(CHAT, "prompt_tokens"), (RESPONSES, "input_tokens"), (MESSAGES, "output_tokens")]
+)
+@given(cuts=st.lists(st.integers(0, 400), max_size=6))
+def test_counts(raw, newest, cuts):
+    """Every count of a stream, the newest first."""
+    spotter = AnswerSpotter(is_stream=True)
+    for start, end in itertools.pairwise([0, *sorted(cut % (len(raw) + 1) for cut in cuts), len(raw)]):
+        spotter.feed(raw[start:end])
+    assert newest in spotter.usages()[0]
+    assert len(spotter.usages()) >= (2 if raw is MESSAGES else 1)
+
+
+@pytest.mark.parametrize("raw", [b"", b'{"usage": null}', b'{"usage": 3}', b'{"usage"', b'{"choices": []}'])
+def test_no_counts(raw):
+    """An answer without any, or none that can be read."""
+    spotter = AnswerSpotter(is_stream=False)
+    spotter.feed(raw)
+    assert spotter.usages() == []
