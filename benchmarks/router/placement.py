@@ -155,7 +155,7 @@ def routers(cluster: Cluster) -> Iterator[dict[str, str]]:
         policy: http_url("127.0.0.1", port)
         for policy, port in zip(POLICIES, free_ports(len(POLICIES)), strict=True)
     }
-    folder = Path(__file__).parent / "modes"
+    folder = Path(__file__).parent
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     logs = Path(tempfile.mkdtemp(prefix="bidikv-placement-"))
     with Children() as children:
