@@ -23,8 +23,9 @@ _SPREAD: Final = 0.1
 
 @dataclass(slots=True)
 class CostLine:
-    """Seconds = fixed + slope * tokens, fading with `HALF_LIFE_S`."""
+    """Seconds = fixed + slope * tokens, in which an observation counts half after `half_life_s`."""
 
+    half_life_s: float = HALF_LIFE_S
     weight: float = 0.0
     tokens: float = 0.0
     seconds: float = 0.0
@@ -75,4 +76,4 @@ class CostLine:
         return fixed + slope * tokens
 
     def _fade(self, now_s: float) -> float:
-        return math.exp2(-max(0.0, now_s - self.at_s) / HALF_LIFE_S)
+        return math.exp2(-max(0.0, now_s - self.at_s) / self.half_life_s)

@@ -7,24 +7,26 @@ engines: one reads everything back (the default), one has prefill compute everyt
 and one takes the cheapest way. Each plays the same conversations, turn by turn in changing order: short questions, tool
 results of some hundred tokens, and long ones, in a short history and a long one. Prints time to first token by router and by what a
 turn brings, what the cheapest chose and why, and whether all answers were equal, token for token; computing everything is the cold
-run that the others are held to. Exit code 1 if any answer differs.
+run that the others are held to. Last, what a turn does to an answer that decode streams meanwhile. Exit code 1 if any answer differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx2
 
@@ -57,6 +59,8 @@ STORY: Final = (
 BRINGS: Final = {"question": 0, "small result": 3, "result": 10, "large result": 18}
 """What a turn brings: so many stories, and a question."""
 ORDER: Final = ("question", "question", "small result", "result", "question", "large result", "small result")
+BESIDE_STORIES: Final = 20
+SETTLED_EVENTS: Final = 5
 HISTORIES: Final = {"short": 4, "long": 40}
 """Stories in the first request."""
 
@@ -99,6 +103,8 @@ class Player:
         self._salt, self._session = uuid.uuid4().hex, uuid.uuid4().hex
         self._turn = 0
         self._client = httpx2.Client(timeout=300)
+        self.first_token_s = 0.0
+        """When the last turn's answer began."""
 
     def turn(self, brings: str, stories: int) -> Played:
         """Play the next one, streamed and greedy."""
@@ -120,7 +126,9 @@ class Player:
         ) as answer:
             answer.raise_for_status()
             for line in answer.iter_lines():
-                first_s = first_s or time.perf_counter() - started_s
+                if not first_s:
+                    self.first_token_s = time.perf_counter()
+                    first_s = self.first_token_s - started_s
                 if line.startswith("data: {"):
                     for choice in json.loads(line[6:])["choices"]:
                         tokens += choice.get("token_ids") or []
@@ -146,6 +154,79 @@ class Player:
     def close(self) -> None:
         """Let go of the connection."""
         self._client.close()
+
+
+class Running:
+    """Somebody's answer that decode streams meanwhile."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self._body = {
+            "model": model,
+            "prompt": STORY,
+            "temperature": 0,
+            "max_tokens": 2000,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        self._url = f"{url}/v1/completions"
+        self._stop = threading.Event()
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self.at_s: list[float] = []
+
+    def __enter__(self) -> Self:
+        """Until it runs evenly."""
+        self._thread.start()
+        if not self._begun.wait(60):
+            raise LaunchError(f"{self._url} streams nothing")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Leave it."""
+        self._stop.set()
+        self._thread.join()
+
+    def longest_gap_s(self, start_s: float, end_s: float) -> float:
+        """Between two events of it, in this time."""
+        pairs = itertools.pairwise(at_s for at_s in self.at_s)
+        return max((late - early for early, late in pairs if late >= start_s and early <= end_s), default=0.0)
+
+    def _read(self) -> None:
+        with (
+            httpx2.Client(timeout=300) as client,
+            client.stream("POST", self._url, json=self._body) as answer,
+        ):
+            for line in answer.iter_lines():
+                if line:
+                    self.at_s.append(time.perf_counter())
+                if len(self.at_s) > SETTLED_EVENTS:
+                    self._begun.set()
+                if self._stop.is_set():
+                    return
+
+
+def beside(urls: dict[str, str], cluster: Cluster, *, rounds: int) -> dict[str, list[float]]:
+    """The longest pause of an answer that decode streams, while a turn with a tool result gets its first token; by policy."""
+    players = {policy: Player(policy, url, cluster.model_name, "long") for policy, url in urls.items()}
+    for player in players.values():
+        for stories in (BESIDE_STORIES, 0):
+            player.turn("first", stories)
+    gaps: dict[str, list[float]] = {policy: [] for policy in players}
+    for number in range(rounds):
+        names = [*players][number % len(players) :] + [*players][: number % len(players)]
+        for name in names:
+            with Running(cluster.decode_urls[0], cluster.model_name) as running:
+                started_s = time.perf_counter()
+                turn = players[name].turn("small result", BRINGS["small result"])
+                until_s = players[name].first_token_s
+                # The event that ends the last pause.
+                while running.at_s[-1] < until_s:
+                    time.sleep(0.01)
+            gaps[name].append(running.longest_gap_s(started_s, until_s))
+            say(f"beside a running answer, {name} ({turn.mode}): a pause of {gaps[name][-1]:.2f} s")
+    for player in players.values():
+        player.close()
+    return gaps
 
 
 @contextlib.contextmanager
@@ -270,14 +351,20 @@ def main() -> int:
     )
     parser.add_argument("--turns", type=int, default=8, help="of each conversation (default: 8)")
     parser.add_argument(
+        "--rounds",
+        type=int,
+        default=4,
+        help="of turns beside a running answer; 0 leaves them out (default: 4)",
+    )
+    parser.add_argument(
         "--prefill-prefix-caching",
         action="store_true",
         help="prefill has a prefix cache of its own (default: not)",
     )
     parser.add_argument("--json", type=Path, help="write every turn and the figures here")
     arguments = parser.parse_args()
-    if arguments.conversations < 1 or arguments.turns < 2:
-        parser.error("--conversations needs 1 at least, --turns 2")
+    if arguments.conversations < 1 or arguments.turns < 2 or arguments.rounds < 0:
+        parser.error("--conversations needs 1 at least, --turns 2, --rounds 0")
     spec = ClusterSpec(
         prepare_smollm2(),
         prefill_prefix_caching=arguments.prefill_prefix_caching,
@@ -290,11 +377,18 @@ def main() -> int:
             played = play(
                 urls, cluster.model_name, conversations=arguments.conversations, turns=arguments.turns
             )
+            gaps = beside(urls, cluster, rounds=arguments.rounds) if arguments.rounds else {}
     except LaunchError as error:
         say(f"error: {error}")
         return 2
     found, wrong = summary(played), differing(played, len(POLICIES))
     show(found)
+    for policy, pauses in gaps.items():
+        found[policy]["longest_pause_p50_s"] = statistics.median(pauses)
+        found[policy]["longest_pause_max_s"] = max(pauses)
+    if gaps:
+        pauses = ", ".join(f"{policy} {statistics.median(gaps[policy]):.2f} s" for policy in gaps)
+        print(f"longest pause of an answer that decode streams meanwhile (median): {pauses}")
     print(
         f"{len(played)} answers, {len(wrong)} of them not the cold run's; {time.monotonic() - started_s:.0f} s"
     )

@@ -9,12 +9,18 @@ it. Times are seconds on the caller's monotonic clock.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from bidikv_server.cost_line import CostLine
 
 if TYPE_CHECKING:
     from bidikv_server.router.core.ids import EngineUrl
+
+_HALF_LIFE_S: Final = 600.0
+"""An agent may take a minute from turn to turn: what a handful of turns told has to last for the next ones. A way that is
+taken is measured all the time; it is the others' seconds that grow old, and so each of them is tried again now and then."""
+_Line: Final = partial(CostLine, half_life_s=_HALF_LIFE_S)
 
 
 class LegCosts:
@@ -22,10 +28,10 @@ class LegCosts:
 
     def __init__(self) -> None:
         """Know nothing yet."""
-        self._computing: defaultdict[EngineUrl, CostLine] = defaultdict(CostLine)
-        self._pulling: defaultdict[EngineUrl, CostLine] = defaultdict(CostLine)
-        self._handed: defaultdict[EngineUrl, CostLine] = defaultdict(CostLine)
-        self._alone: defaultdict[EngineUrl, CostLine] = defaultdict(CostLine)
+        self._computing: defaultdict[EngineUrl, CostLine] = defaultdict(_Line)
+        self._pulling: defaultdict[EngineUrl, CostLine] = defaultdict(_Line)
+        self._handed: defaultdict[EngineUrl, CostLine] = defaultdict(_Line)
+        self._alone: defaultdict[EngineUrl, CostLine] = defaultdict(_Line)
 
     def prefilled(
         self,
