@@ -42,8 +42,9 @@ class Through:
             return json.load(answer)
 
     def last_turn(self):
-        """The turn that ended last, of whatever conversation."""
-        return self.ask("turns?limit=1")["data"][0]
+        """What is told of the turn that was answered last, of whatever conversation. It is known before its client sees its end."""
+        (used_last,) = self.ask("conversations?limit=1")["data"]
+        return self.ask(f"conversations/{used_last['key']}")["recent"][0]
 
     def engine(self, url):
         """What the router knows of an engine."""

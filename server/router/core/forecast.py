@@ -94,7 +94,9 @@ def mode_view(
     return ModeView(
         readback_s=_sum(option.expected_s, hand_over_s),
         recompute_s=_sum(recompute_s, hand_over_s),
-        alone_s=costs.alone_s(decode.url, tokens=new, now_s=now_s) if may_run_alone and fresh else None,
+        alone_s=costs.alone_s(decode.url, tokens=new, now_s=now_s, like=option.engine.url)
+        if may_run_alone and fresh
+        else None,
         new_tokens=new,
         waiting=decode.waiting,
     )

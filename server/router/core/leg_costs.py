@@ -82,17 +82,23 @@ class LegCosts:
         """How long a decode leg after prefill would take to its first byte; None while not known."""
         return self._handed[engine].predict(tokens, now_s)
 
-    def alone_s(self, engine: EngineUrl, *, tokens: int, now_s: float) -> float | None:
+    def alone_s(self, engine: EngineUrl, *, tokens: int, now_s: float, like: EngineUrl) -> float | None:
         """How long a decode leg without prefill would take to its first byte.
 
-        While too few ran, as long as one after prefill: that is little, so some are tried, and then it is known.
+        While too few ran, as long as one after prefill and computing at the speed of a prefill engine: so some are tried, and
+        then it is known.
+
+        Args:
+            engine: The decode engine.
+            tokens: What it would have to compute.
+            now_s: Now.
+            like: That prefill engine.
         """
         line = self._alone[engine]
-        return (
-            line.predict(tokens, now_s)
-            if line.known(now_s)
-            else self.hand_over_s(engine, tokens=tokens, now_s=now_s)
-        )
+        if line.known(now_s):
+            return line.predict(tokens, now_s)
+        hand_over_s = self.hand_over_s(engine, tokens=tokens, now_s=now_s)
+        return None if hand_over_s is None else hand_over_s + self._token_s(like) * tokens
 
     def forget(self, engine: EngineUrl) -> None:
         """An engine has gone; whatever comes back there has a speed of its own."""

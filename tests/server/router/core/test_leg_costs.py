@@ -80,12 +80,13 @@ def test_what_was_learnt_fades():
 
 
 def test_alone_is_tried_and_then_known():
-    """While no leg ran alone it is taken for as fast as one after prefill; then its own line counts."""
+    """While no leg ran alone it is taken for a hand-over and prefill's speed; then its own line counts."""
     costs = learnt()
-    assert costs.alone_s(D, tokens=100, now_s=0.0) == pytest.approx(0.015)
+    assert costs.alone_s(D, tokens=100, now_s=0.0, like=P) == pytest.approx(0.115)
     for tokens in (50, 100, 150, 200, 250):
         costs.ran_alone(D, tokens=tokens, seconds=2.0, now_s=0.0)
-    assert costs.alone_s(D, tokens=100, now_s=0.0) == pytest.approx(2.0)
+    assert costs.alone_s(D, tokens=100, now_s=0.0, like=P) == pytest.approx(2.0)
+    assert LegCosts().alone_s(D, tokens=100, now_s=0.0, like=P) is None
 
 
 def test_a_new_engine_at_an_old_address():
