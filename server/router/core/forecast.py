@@ -33,12 +33,15 @@ class Known:
 
 
 def lies_on(decode: EngineSnapshot, match: Match) -> bool:
-    """Whether an engine's own prefix cache holds a turn that this request extends, as far as the router can know."""
+    """Whether an engine's own prefix cache holds a turn that this request extends, as far as the router can know.
+
+    Of several data-parallel ranks each has a cache of its own, and the engine chooses among them by load.
+    """
     turn = match.ancestor
     return (
         turn is not None
         and decode.prefix_caching is not False
-        and bool(decode.indexes)
+        and len(decode.indexes) == 1
         and turn.holder.engine == decode.url
         and turn.holder.indexes == decode.indexes
     )

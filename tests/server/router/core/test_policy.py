@@ -17,6 +17,7 @@ from bidikv_server.router.core.policy import Excluded, NoHealthyEngine, Policies
 from bidikv_server.router.core.prefixes import Prompt
 
 INDEX = (IndexInfo("i", "h:1"), IndexInfo("j", "h:2"))
+ONE = INDEX[:1]
 NEW = Match(ConversationKey("k"), Digest(b"x"), 1)
 
 
@@ -258,17 +259,17 @@ def learnt():
 @pytest.mark.parametrize(
     ("prompt", "match", "mode"),
     [
-        (Prompt(4000, 100, {}, 5.0), known(), Mode.ALONE),
-        (Prompt(4000, 100, {}, 500.0), known(), Mode.READBACK),
-        (Prompt(4000, 1000, {}, 5.0), known(), Mode.READBACK),
-        (Prompt(4000, 50, {EngineUrl("p"): 3940}, 500.0), known(), Mode.RECOMPUTE),
-        (Prompt(4000, 100, {}, 5.0), known(turn("e")), Mode.READBACK),
-        (None, known(), Mode.READBACK),
+        (Prompt(4000, 100, {}, 5.0), known(turn(indexes=ONE)), Mode.ALONE),
+        (Prompt(4000, 100, {}, 500.0), known(turn(indexes=ONE)), Mode.READBACK),
+        (Prompt(4000, 1000, {}, 5.0), known(turn(indexes=ONE)), Mode.READBACK),
+        (Prompt(4000, 50, {EngineUrl("p"): 3940}, 500.0), known(turn(indexes=ONE)), Mode.RECOMPUTE),
+        (Prompt(4000, 100, {}, 5.0), known(turn("e", ONE)), Mode.READBACK),
+        (None, known(turn(indexes=ONE)), Mode.READBACK),
     ],
 )
 def test_the_cheapest(prompt, match, mode):
     """By measured costs; alone only where decode itself holds the beginning, and not for long."""
-    engines = [prefill(), decode(), decode("e", draining=True)]
+    engines = [prefill(), decode(indexes=ONE), decode("e", indexes=ONE, draining=True)]
     policies = Policies(mode=Cheapest())
     plan = plan_route(match, engines, policies=policies, known=Known(learnt(), 0.0, prompt))
     assert plan.mode is mode
@@ -277,10 +278,13 @@ def test_the_cheapest(prompt, match, mode):
 @pytest.mark.parametrize(("caches", "mode"), [(None, Mode.ALONE), (True, Mode.ALONE), (False, Mode.READBACK)])
 def test_decode_without_a_prefix_cache(caches, mode):
     """It would have to compute the whole history, so it does nothing alone by choice."""
-    engines = [prefill(), decode(prefix_caching=caches)]
+    engines = [prefill(), decode(indexes=ONE, prefix_caching=caches)]
     prompt = Prompt(4000, 100, {}, 5.0)
     plan = plan_route(
-        known(), engines, policies=Policies(mode=Cheapest()), known=Known(learnt(), 0.0, prompt)
+        known(turn(indexes=ONE)),
+        engines,
+        policies=Policies(mode=Cheapest()),
+        known=Known(learnt(), 0.0, prompt),
     )
     assert plan.mode is mode
     assert plan.decode_tokens == (4000 if caches is False else 100)
@@ -289,10 +293,21 @@ def test_decode_without_a_prefix_cache(caches, mode):
 def test_once_together_stays_together():
     """After decode failed at a turn alone, prefill takes part, however cheap it would be without."""
     plan = plan_route(
-        known(),
-        [prefill(), decode()],
+        known(turn(indexes=ONE)),
+        [prefill(), decode(indexes=ONE)],
         together=True,
         policies=Policies(mode=Cheapest()),
         known=Known(learnt(), 0.0, Prompt(4000, 100, {}, 5.0)),
     )
     assert (plan.mode, plan.prefill.url) == (Mode.READBACK, "p")
+
+
+def test_several_ranks_do_nothing_alone():
+    """Each has a prefix cache of its own, and who gets the turn is the engine's choice."""
+    plan = plan_route(
+        known(),
+        [prefill(), decode()],
+        policies=Policies(mode=Cheapest()),
+        known=Known(learnt(), 0.0, Prompt(4000, 100, {}, 5.0)),
+    )
+    assert (plan.mode, plan.decode_tokens) == (Mode.READBACK, 4000)
