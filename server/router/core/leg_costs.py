@@ -17,7 +17,7 @@ from bidikv_server.cost_line import CostLine
 if TYPE_CHECKING:
     from bidikv_server.router.core.ids import EngineUrl
 
-_HALF_LIFE_S: Final = 600.0
+_HALF_LIFE_S: Final = 300.0
 """An agent may take a minute from turn to turn: what a handful of turns told has to last for the next ones. A way that is
 taken is measured all the time; it is the others' seconds that grow old, and so each of them is tried again now and then."""
 _Line: Final = partial(CostLine, half_life_s=_HALF_LIFE_S)
