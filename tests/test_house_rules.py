@@ -66,7 +66,7 @@ def imported(path: Path) -> set[str]:
 def text_files() -> list[Path]:
     folders = (".ci", "benchmarks", "deploy", "docs", "examples", "scripts", "sdk", "server", "tests")
     nested = [path for folder in folders for path in (ROOT / folder).rglob("*")]
-    top = list(ROOT.glob("*"))
+    top = [path for path in ROOT.glob("*") if path.name != ".git"]  # a file in a git worktree
     return sorted(
         path
         for path in top + nested

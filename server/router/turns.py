@@ -9,37 +9,30 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bidikv.headers import KEY_HEADER, REUSE_HEADER, SESSION_HEADER
+from bidikv.headers import KEY_HEADER, REUSE_HEADER
 from bidikv_server.reasons import Reason
 from bidikv_server.router.core import prompt_tokens
 from bidikv_server.router.core.accounts import NOTHING_KNOWN, PrefillAnswer
-from bidikv_server.router.core.bodies import prefill_body, runs_alone
+from bidikv_server.router.core.bodies import prefill_body
 from bidikv_server.router.core.conversations import Holder
 from bidikv_server.router.core.engines import EngineTable, Role
 from bidikv_server.router.core.history import TurnRecord
 from bidikv_server.router.core.json_bytes import encode_from
 from bidikv_server.router.core.kept import Kept
 from bidikv_server.router.core.paths import MESSAGES_PATH
-from bidikv_server.router.core.policy import NoHealthyEngine, Placement, Retention, RoutePlan
 from bidikv_server.router.core.prompt_tokens import Tokenised
-from bidikv_server.router.errors import (
-    EngineRefusesRouter,
-    NoEngineAvailable,
-    ResponseUnreachable,
-    UpstreamFault,
-)
-from bidikv_server.router.legs import Legs, Tried
+from bidikv_server.router.errors import EngineRefusesRouter, UpstreamFault
+from bidikv_server.router.legs import Legs
+from bidikv_server.router.planning import Planner
 from bidikv_server.router.relay import LegFailed, RefusedByEngine, check_answer, relay
 from bidikv_server.router.responses import began_of
 from bidikv_server.router.retries import Retries, RetryBudget
 from bidikv_server.router.tokens import PromptTokens
 from bidikv_server.router.transfer.legs import run_legs
 from bidikv_server.router.transfer.system import LegOrder
-from bidikv_server.router.turn import Turn
 from bidikv_server.router.upstream import EngineClient, StreamWaits
 
 if TYPE_CHECKING:
@@ -48,12 +41,14 @@ if TYPE_CHECKING:
     from bidikv.headers import ReuseHeader
     from bidikv_server.router.access import Access
     from bidikv_server.router.core.placer import Placer
+    from bidikv_server.router.core.policy import RoutePlan
     from bidikv_server.router.core.requests import TurnRequest
     from bidikv_server.router.metrics import RouterMetrics
     from bidikv_server.router.replies import Reply
     from bidikv_server.router.settings import RouterSettings
     from bidikv_server.router.state.store import StateStore
     from bidikv_server.router.transfer.system import Transfer, TransferSystem
+    from bidikv_server.router.turn import Turn
     from bidikv_server.router.watch import TurnWatch
 
 _log = logging.getLogger(__name__)
@@ -77,7 +72,6 @@ class TurnService:
     ) -> None:
         self._settings = settings
         self._transfer = transfer
-        self._engines = engines
         self._legs = Legs(
             engines,
             metrics,
@@ -91,7 +85,7 @@ class TurnService:
         self._metrics = metrics
         self._access = access
         self._tokens = PromptTokens(settings, metrics)
-        self._retention = Retention(settings.default_ttl_s, settings.max_ttl_s)
+        self._planner = Planner(settings, engines, state, placer, self._tokens)
 
     async def serve(
         self,
@@ -111,12 +105,12 @@ class TurnService:
         Raises:
             RouterFault: The turn could not be served and nothing was sent.
         """
-        turn = await self._begin(request, passed_on, watch)
+        turn = await self._planner.begin(request, passed_on, watch)
         watch.asked(request, turn.match.key)
         self._metrics.identities.labels(request.identity.source).inc()
         reply.extra[_SESSION] = turn.match.key.encode()
         try:
-            await Retries(self._budget, turn.tried, lambda: self._exhausted(turn)).run(
+            await Retries(self._budget, turn.tried, lambda: self._planner.is_exhausted(turn)).run(
                 lambda: self._attempt(turn, reply)
             )
         except RefusedByEngine as refused:
@@ -142,33 +136,10 @@ class TurnService:
             )
             raise EngineRefusesRouter
 
-    async def _begin(self, request: TurnRequest, passed_on: dict[str, str], watch: TurnWatch) -> Turn:
-        match = await self._state.find(request.scope, request.session, request.chain)
-        if request.kept is not None and request.session is None:
-            match = replace(match, key=request.kept.conversation)
-        barred, alone = self._barred(request), runs_alone(request)
-        return Turn(
-            request=request,
-            match=match,
-            engine_headers={**passed_on, SESSION_HEADER: match.key, "Content-Type": "application/json"},
-            watch=watch,
-            keep=self._retention.keep(request.turn, readback=barred is None),
-            barred=barred,
-            divisible=alone is None,
-            tried=Tried(watch, alone),
-            own_tokens=self._tokens.obstacle(request),
-        )
-
-    def _barred(self, request: TurnRequest) -> Reason | None:
-        """Why nothing of this turn may be reused."""
-        if not (self._settings.readback and request.readback):
-            return Reason.READBACK_OFF
-        return Reason.UNSUPPORTED if request.media.named else None
-
     async def _attempt(self, turn: Turn, reply: Reply) -> None:
         """Run both legs once; every failure leaves one engine or one option less for the next attempt."""
         while True:
-            plan = self._plan(turn)
+            plan = self._planner.plan(turn)
             try:
                 transfer = await self._begin_transfer(turn, plan)
                 await run_legs(
@@ -195,40 +166,6 @@ class TurnService:
             turn.tried.alone = Reason.UNSUPPORTED
         else:
             raise refused
-
-    def _plan(self, turn: Turn) -> RoutePlan:
-        if turn.request.kept is not None:
-            return self._plan_kept(turn, turn.request.kept)
-        tried = turn.tried
-        try:
-            return self._placer.plan(
-                turn.match,
-                turn.request.chain,
-                time.monotonic(),
-                barred=turn.barred or tried.barred,
-                alone=tried.alone,
-                together=tried.together,
-                excluded=tried.excluded,
-            )
-        except NoHealthyEngine as error:
-            if tried.failure is not None:
-                raise tried.failure from error
-            raise NoEngineAvailable(error.role) from error
-
-    def _exhausted(self, turn: Turn) -> bool:
-        """Whether no engine is left for another attempt."""
-        try:
-            self._plan(turn)
-        except (LegFailed, NoEngineAvailable, ResponseUnreachable):
-            return True
-        return False
-
-    def _plan_kept(self, turn: Turn, kept: Kept) -> RoutePlan:
-        """Run where the earlier response is, also on an engine that is being emptied: nobody else has it."""
-        for engine in self._engines.snapshots(Role.DECODE):
-            if engine.url == kept.engine and engine.healthy and turn.tried.excluded.takes(engine):
-                return RoutePlan(engine, None, (), turn.tried.alone, Placement.KEPT_RESPONSE)
-        raise turn.tried.failure or ResponseUnreachable
 
     async def _begin_transfer(self, turn: Turn, plan: RoutePlan) -> Transfer:
         attempt = turn.attempt(plan, token_ids=self._wants_tokens(turn))
