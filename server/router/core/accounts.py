@@ -9,7 +9,7 @@ from bidikv.headers import ReuseHeader
 from bidikv_server import wire
 from bidikv_server.reasons import Reason
 from bidikv_server.router.core import prompt_tokens
-from bidikv_server.router.core.json_bytes import read_value
+from bidikv_server.router.core.json_bytes import fields_in, read_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -47,16 +47,18 @@ def read_prefill_answer(raw: bytes) -> PrefillAnswer:
     Raises:
         ValueError: It is not what vLLM answers.
     """
-    raw, token_ids = prompt_tokens.cut(raw)
-    answer = read_value(raw)
-    if not isinstance(answer, dict):
-        raise ValueError("not a JSON object")  # noqa: TRY004  # the caller knows one error
-    params = answer.get("kv_transfer_params")
-    if not isinstance(params, dict):
-        params = {}
-    handle = {name: value for name, value in params.items() if name != wire.KEY}
-    reuse = _reuse(params.get(wire.KEY), _prompt_tokens(answer))
-    return PrefillAnswer(handle or None, reuse, token_ids, _cached_tokens(answer))
+    answer = fields_in(raw)
+    if not answer:
+        raise ValueError("not a JSON object")
+    params = fields_in(answer.get("kv_transfer_params"))
+    account = fields_in(params.pop(wire.KEY, None))
+    token_ids = prompt_tokens.returned(answer, account)
+    told = {name: read_value(value) for name, value in account.items() if name != prompt_tokens.FIELD}
+    usage = read_value(answer["usage"]) if "usage" in answer else None
+    handle = {name: read_value(value) for name, value in params.items()}
+    return PrefillAnswer(
+        handle or None, _reuse(told, _prompt_tokens(usage)), token_ids, _cached_tokens(usage)
+    )
 
 
 def with_reason(reuse: ReuseHeader, decided: Reason | None) -> ReuseHeader:
@@ -81,8 +83,8 @@ def of_decode_alone(reuse: ReuseHeader, usages: Iterable[Mapping[str, Any]]) -> 
         usages: What the answer says of its tokens, the newest first.
     """
     for usage in usages:
-        if (prompt := _prompt_tokens({"usage": usage})) is not None:
-            cached = _cached_tokens({"usage": usage})
+        if (prompt := _prompt_tokens(usage)) is not None:
+            cached = _cached_tokens(usage)
             return replace(
                 reuse,
                 prompt_tokens=prompt,
@@ -93,8 +95,8 @@ def of_decode_alone(reuse: ReuseHeader, usages: Iterable[Mapping[str, Any]]) -> 
     return reuse
 
 
-def _reuse(account: Any, prompt_tokens: int | None) -> ReuseHeader:
-    if not isinstance(account, dict) or account.get("v") != wire.VERSION:
+def _reuse(account: Mapping[str, Any], prompt_tokens: int | None) -> ReuseHeader:
+    if account.get("v") != wire.VERSION:
         return ReuseHeader(Reason.UNKNOWN, prompt_tokens=prompt_tokens)
     counted = _tokens(account, "prompt_tokens")
     return ReuseHeader(
@@ -114,8 +116,7 @@ def _reason(value: Any) -> Reason:
         return Reason.UNKNOWN
 
 
-def _prompt_tokens(answer: Mapping[str, Any]) -> int | None:
-    usage = answer.get("usage")
+def _prompt_tokens(usage: Any) -> int | None:
     if not isinstance(usage, dict):
         return None
     if "prompt_tokens" in usage:
@@ -125,8 +126,7 @@ def _prompt_tokens(answer: Mapping[str, Any]) -> int | None:
     return None if counts[0] is None else sum(count or 0 for count in counts)
 
 
-def _cached_tokens(answer: Mapping[str, Any]) -> int | None:
-    usage = answer.get("usage")
+def _cached_tokens(usage: Any) -> int | None:
     if not isinstance(usage, dict):
         return None
     for name in _DETAILS:

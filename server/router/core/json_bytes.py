@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _HALF_PAIR: Final = re.compile(rb"\\u[dD][89abABcdefCDEF]")
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _VALUE: Final = msgspec.json.Decoder()
 _ENCODER: Final = msgspec.json.Encoder()
 _CANONICAL: Final = msgspec.json.Encoder(order="sorted")
@@ -59,7 +60,7 @@ def read_object(raw: bytes) -> JsonObject:
     return JsonObject({name: _value(name, value) for name, value in written.items()}, written)
 
 
-def read_value(raw: bytes | str) -> Any:
+def read_value(raw: bytes | str | msgspec.Raw) -> Any:
     """Read any JSON value.
 
     Raises:
@@ -69,6 +70,33 @@ def read_value(raw: bytes | str) -> Any:
     try:
         return _VALUE.decode(raw)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise InvalidJson(str(error)) from None
+
+
+def fields_in(raw: Any) -> dict[str, Any]:
+    """The bytes of each value of a JSON object that an engine wrote; `read_value` reads one. Empty if it is no object.
+
+    Args:
+        raw: JSON, for instance a value of an object that was read like this; None is none.
+
+    Raises:
+        InvalidJson: It is no JSON.
+        RecursionError: It is nested too deeply.
+    """
+    return _inside(_FIELDS, raw) or {}
+
+
+def items_in(raw: Any) -> list[Any]:
+    """The bytes of each item of a JSON list, likewise."""
+    return _inside(_LIST, raw) or []
+
+
+def _inside(decoder: Any, raw: Any) -> Any:
+    try:
+        return decoder.decode(raw) if raw is not None else None
+    except msgspec.ValidationError:
+        return None
+    except msgspec.DecodeError as error:
         raise InvalidJson(str(error)) from None
 
 

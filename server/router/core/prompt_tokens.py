@@ -10,19 +10,16 @@ completion takes them as its prompt. Where an answer would show that the text wa
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from bidikv_server.router.core.json_bytes import verbatim
+from bidikv_server.router.core.json_bytes import fields_in, items_in, verbatim
 from bidikv_server.router.core.paths import CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FIELD: Final = "prompt_token_ids"
-_START: Final = re.compile(rb'"prompt_token_ids"\s*:\s*\[')
-"""The key itself: within a JSON string its quotation marks would be escaped."""
 _IN_A_LIST: Final = b"0123456789, \t\r\n"
 _NEEDS_TEXT: Final = {
     CHAT_PATH: ("echo", "return_prompt_text", "return_token_offsets"),
@@ -63,16 +60,28 @@ def obstacle(path: str, body: Mapping[str, Any], *, has_media: bool) -> Tokenise
     return Tokenised.MEDIA if has_media else None
 
 
-def cut(raw: bytes) -> tuple[bytes, bytes | None]:
-    """A prefill answer without its token ids, and the ids: a JSON list as it stood there, None if there are none."""
-    start = _START.search(raw)
-    if start is None:
-        return raw, None
-    begin, end = start.end() - 1, raw.find(b"]", start.end())
-    ids = raw[begin + 1 : end]
-    if end < 0 or not ids.strip() or ids.translate(None, _IN_A_LIST):
-        return raw, None
-    return raw[:begin] + b"null" + raw[end + 1 :], raw[begin : end + 1]
+def returned(answer: Mapping[str, Any], account: Mapping[str, Any]) -> bytes | None:
+    """The prompt's token ids that a prefill answer says, as a JSON list; None if it says none.
+
+    They stand where vLLM or our connector writes them, and are looked for nowhere else: the Responses API repeats a client's
+    tools in its answer, and what such a tool calls token ids is not the prompt.
+
+    Args:
+        answer: The bytes of each of its fields.
+        account: The same of what our connector tells.
+    """
+    ids = _ids(answer.get(FIELD)) or _ids(account.get(FIELD))
+    if ids is None and (choices := items_in(answer.get("choices"))):
+        ids = _ids(fields_in(choices[0]).get(FIELD))
+    return ids
+
+
+def _ids(written: Any) -> bytes | None:
+    """A list of token ids as it is written; None if this is none."""
+    found = bytes(written) if written is not None else b""
+    inside = found[1:-1]
+    is_list = found.startswith(b"[") and inside.strip() and not inside.translate(None, _IN_A_LIST)
+    return found if is_list else None
 
 
 def with_token_ids(path: str, body: Mapping[str, Any], ids: bytes) -> dict[str, Any]:

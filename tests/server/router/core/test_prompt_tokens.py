@@ -10,52 +10,68 @@ from bidikv_server.router.core.accounts import read_prefill_answer
 from bidikv_server.router.core.content import media_of
 from bidikv_server.router.core.json_bytes import encode
 from bidikv_server.router.core.paths import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
-from bidikv_server.router.core.prompt_tokens import Tokenised, cut, obstacle, with_token_ids
+from bidikv_server.router.core.prompt_tokens import Tokenised, obstacle, with_token_ids
 
 IMAGE = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:"}}]
 ids = st.lists(st.integers(0, 2**32), min_size=1, max_size=50)
 texts = st.text(max_size=20)
 
 
-@given(ids, texts, st.sampled_from([(",", ":"), (", ", ": ")]), st.booleans())
-def test_cut_out_of_an_answer(token_ids, text, separators, nested):
-    """The list comes out as it stood there; the rest of the answer is what it was."""
-    inside = {"kv_transfer_params": {"h": 1, "bidikv": {"v": 1, "prompt_token_ids": token_ids, "t": text}}}
-    answer = inside if nested else {"t": text, "prompt_token_ids": token_ids, "kv_transfer_params": {"h": 1}}
-    raw = json.dumps(answer, separators=separators).encode()
-    rest, found = cut(raw)
-    assert json.loads(found) == token_ids
-    assert json.loads(rest) == json.loads(raw.replace(found, b"null"))
-    assert read_prefill_answer(raw).token_ids == found
-    assert read_prefill_answer(raw).handle == {"h": 1}
+def answer_with(place, token_ids, text=""):
+    """A prefill answer that says the ids where this endpoint's does."""
+    handle = {"h": 1, "bidikv": {"v": 1, "t": text}}
+    answer = {"t": text, "choices": [{"index": 0, "text": text}], "kv_transfer_params": handle}
+    inside = {"answer": answer, "choice": answer["choices"][0], "account": handle["bidikv"]}[place]
+    inside["prompt_token_ids"] = token_ids
+    return answer
+
+
+@given(
+    st.sampled_from(["answer", "choice", "account"]),
+    ids,
+    texts,
+    st.sampled_from([(",", ":"), (", ", ": ")]),
+)
+def test_read_from_an_answer(place, token_ids, text, separators):
+    """The list comes out as it stands there, and is no part of the handle."""
+    raw = json.dumps(answer_with(place, token_ids, text), separators=separators).encode()
+    read = read_prefill_answer(raw)
+    assert read.token_ids == json.dumps(token_ids, separators=separators).encode()
+    assert read.handle == {"h": 1}
 
 
 @given(texts)
 def test_text_that_speaks_of_token_ids(text):
     """Nothing inside a JSON string is taken for a list of them."""
     raw = json.dumps({"t": f'{text}"prompt_token_ids": [1, 2]'}).encode()
-    assert cut(raw) == (raw, None)
+    assert read_prefill_answer(raw).token_ids is None
 
 
 @pytest.mark.parametrize(
-    "raw",
+    "echoed",
     [
-        b"",
-        b"{}",
-        b'{"prompt_token_ids":null}',
-        b'{"prompt_token_ids":[]}',
-        b'{"prompt_token_ids":[ ]}',
-        b'{"prompt_token_ids":[1,2',
-        b'{"prompt_token_ids":["a"]}',
-        b'{"prompt_token_ids":[[1]]}',
-        b'{"prompt_token_ids":[-1]}',
-        b'{"prompt_token_ids":[1.5]}',
-        b'{"prompt_token_ids":[true]}',
+        {"tools": [{"type": "function", "name": "f", "parameters": {"prompt_token_ids": [1, 2, 3]}}]},
+        {"text": {"format": {"type": "json_schema", "schema": {"prompt_token_ids": [1, 2, 3]}}}},
+        {"metadata": {"prompt_token_ids": [1, 2, 3]}, "output": [{"prompt_token_ids": [1, 2, 3]}]},
+        {"choices": [{"message": {"prompt_token_ids": [1, 2, 3]}}, {"prompt_token_ids": [1, 2, 3]}]},
     ],
 )
-def test_what_is_no_list_of_token_ids(raw):
-    """Stays where it is."""
-    assert cut(raw) == (raw, None)
+def test_what_an_answer_repeats_of_the_client(echoed):
+    """Decode never gets a client's numbers for the prompt's tokens, wherever the API writes them into its answer."""
+    raw = json.dumps({**echoed, **answer_with("account", [7, 8, 9]), **echoed}).encode()
+    assert read_prefill_answer(raw).token_ids == b"[7, 8, 9]"
+    raw = json.dumps({**echoed, "kv_transfer_params": {"h": 1}}).encode()
+    assert read_prefill_answer(raw).token_ids is None
+
+
+@pytest.mark.parametrize(
+    "value", ["null", "[]", "[ ]", '["a"]', "[[1]]", "[-1]", "[1.5]", "[true]", '"[1]"', "{}", "1"]
+)
+@pytest.mark.parametrize("place", ["answer", "choice", "account"])
+def test_what_is_no_list_of_token_ids(place, value):
+    """Is none, and the handle stays what it is."""
+    raw = json.dumps(answer_with(place, "ids")).replace('"ids"', value).encode()
+    assert (read_prefill_answer(raw).token_ids, read_prefill_answer(raw).handle) == (None, {"h": 1})
 
 
 @given(
