@@ -97,6 +97,22 @@ def test_kustomizations_name_what_is_there(path):
     assert unused == set()
 
 
+def selectors(document: dict[str, Any]) -> list[dict[str, str]]:
+    """The labels of pods of this namespace that a service, a budget or a policy asks for."""
+    spec = document.get("spec", {})
+    match document["kind"]:
+        case "Service":
+            return [spec["selector"]]
+        case "PodDisruptionBudget":
+            return [spec["selector"]["matchLabels"]]
+        case "NetworkPolicy":
+            rules = [*spec.get("ingress", []), *spec.get("egress", [])]
+            peers = [peer for rule in rules for peer in (*rule.get("from", []), *rule.get("to", []))]
+            near = [peer["podSelector"] for peer in peers if "namespaceSelector" not in peer]
+            return [selector["matchLabels"] for selector in (spec["podSelector"], *near)]
+    return []
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 @pytest.mark.parametrize("folder", ["base", "overlays/example"])
 def test_kustomize_builds(folder):
@@ -109,6 +125,11 @@ def test_kustomize_builds(folder):
             kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
     assert "Secret" not in {document["kind"] for document in made}
     assert len(made) >= 12
+    # Whoever selects pods selects some: a policy that meets none protects nobody.
+    pods = [d["spec"]["template"]["metadata"]["labels"] for d in made if "template" in d.get("spec", {})]
+    for document in made:
+        for wanted in selectors(document):
+            assert any(wanted.items() <= labels.items() for labels in pods), document["metadata"]["name"]
 
 
 def test_the_routers_command_line_and_settings(no_variables, keys_file):
@@ -319,9 +340,11 @@ def test_the_component_of_shared_state():
     (port,) = service["spec"]["ports"]
     assert (state.scheme, state.port) == ("redis", port["port"])
     pods = one("Deployment", "bidikv-valkey")["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"].items() <= {**pods, **PART_OF}.items()
+    # Labels of the base are not put on what a component brings.
+    assert pods.items() >= PART_OF.items()
+    assert service["spec"]["selector"].items() <= pods.items()
     policy = one("NetworkPolicy", "bidikv-valkey")["spec"]
-    assert policy["podSelector"]["matchLabels"].items() <= {**pods, **PART_OF}.items()
+    assert policy["podSelector"]["matchLabels"].items() <= pods.items()
     (rule,) = policy["ingress"]
     (peer,) = rule["from"]
     router = WORKLOADS["router"]["spec"]["template"]["metadata"]["labels"]
