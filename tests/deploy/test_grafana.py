@@ -7,9 +7,11 @@ from pathlib import Path
 import promql_parser
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
 from bidikv_server.reasons import Reason
 from bidikv_server.router.metrics import RouterMetrics
+from bidikv_server.router.state.metrics import StateMetrics
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
@@ -36,7 +38,7 @@ def queries() -> dict[str, str]:
 def published() -> dict[str, set[str]]:
     """Series by name, with their labels: the router's from its code, the engines' from their document."""
     series = dict(OF_VLLM)
-    for metric in RouterMetrics().registry.collect():
+    for metric in of_the_router().collect():
         labels = set(labels_of(metric.name))
         for suffix in {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"]}.get(
             metric.type, [""]
@@ -50,10 +52,16 @@ def published() -> dict[str, set[str]]:
     return series
 
 
+def of_the_router() -> CollectorRegistry:
+    """All that a router publishes, its shared state's included."""
+    registry = RouterMetrics().registry
+    StateMetrics(registry)
+    return registry
+
+
 def labels_of(name: str) -> tuple[str, ...]:
-    metrics = RouterMetrics()
-    (collector,) = {metrics.registry._names_to_collectors[n] for n in (name, f"{name}_total", f"{name}_bucket")
-                    if n in metrics.registry._names_to_collectors}  # fmt: skip
+    known = of_the_router()._names_to_collectors
+    (collector,) = {known[n] for n in (name, f"{name}_total", f"{name}_bucket") if n in known}
     return collector._labelnames
 
 
