@@ -15,20 +15,25 @@ import openai
 
 from bidikv.errors import DriftError, DriftWarning
 from bidikv.fidelity import Answer, answer_in
-from bidikv.identity import Identity, headers_for, resolve
+from bidikv.headers import TURN_HEADER, TurnHeader
+from bidikv.hints import Hint
+from bidikv.identity import Identity, find_header, headers_for, resolve, turn_header
 from bidikv.reuse import TurnReport, is_raw, key_in, remember, reuse_in, turn_of, watch_stream
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bidikv.memory import Reviewed
     from bidikv.options import Settings
 
 log = logging.getLogger(__name__)
 
+_NO_HINT: Final = Hint()
 _NOT_COMPARED: Final = frozenset({"aux", "compaction"})
 """Kinds of calls that stand beside a conversation, or begin its history anew."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One logical call; its retries are the same call.
 
@@ -38,8 +43,13 @@ class Call:
         identity: Whose turn it is.
         report: What is known of it.
         body: The caller's body, as far as it is compared.
-        reviewed: How its history relates to those before; None if it has none, or nobody to compare with.
+        compared: Whether its history is to be compared with those before.
         started_s: On this process's `perf_counter`.
+        hint: What its turn's header is made from; None if it is the caller's own, or there is no turn.
+        headers: What each of its requests says beside the caller's own headers.
+        fitted: Its history has been looked at.
+        reviewed: How its history relates to those before; None if it has none, or nobody to compare with.
+        changes: Fields of the options to send in place of the caller's.
     """
 
     options: Any
@@ -47,15 +57,80 @@ class Call:
     identity: Identity
     report: TurnReport
     body: Mapping[str, Any]
-    reviewed: Reviewed | None
+    compared: bool
     started_s: float
+    hint: Hint | None
+    headers: dict[str, str]
+    fitted: bool = False
+    reviewed: Reviewed | None = None
+    changes: dict[str, Any] | None = None
 
-    def judge(self) -> None:
-        """Do what the client was told to do about changed history.
+    def fit(self, request: Any) -> dict[str, Any] | None:
+        """Look at the history as it is about to be sent, and describe the turn; once, whatever the number of tries.
+
+        Returns:
+            Fields of the options with which the request is to be built anew; None if it is as it should be.
 
         Raises:
-            DriftError: It was told to raise.
+            DriftError: The history has changed, and the client was told to raise.
         """
+        if not self.fitted:
+            self.fitted = True
+            try:
+                if self.compared and self.reviewed is None:
+                    self.review(request.content)
+                if self.hint is not None:
+                    self._describe()
+            except Exception:
+                log.exception("the history of a call cannot be compared; the call goes out as it came")
+                return None
+            self._judge()
+        return self.changes
+
+    def tell(self, request: Any) -> Any:
+        """The request, with what the call says of itself."""
+        for name, value in self.headers.items():
+            request.headers[name] = value
+        return request
+
+    def received(self, response: Any, result: Any) -> None:
+        """Keep what an HTTP response says of the turn with what the client has made of it."""
+        self.report.reuse, self.report.key = reuse_in(response.headers), key_in(response.headers)
+        remember(result, self.report)
+
+    def review(self, content: bytes | None = None) -> None:
+        """Compare the history with those before it, and find what has to be spelt otherwise.
+
+        Args:
+            content: The body as it is sent, if it has been spelt out.
+        """
+        self.reviewed = reviewed = self.settings.memory.review(
+            str(self.identity.session),
+            self.body,
+            restore=self.settings.restore,
+            freeze_system=self.freezes,
+            content=content,
+        )
+        if reviewed is None:
+            return
+        self.report.drift, self.report.restored = reviewed.drift, reviewed.restored
+        if reviewed.changes:
+            options, extra = self.options, self.options.extra_json or {}
+            body = options.json_data if isinstance(options.json_data, Mapping) else {}
+            # Where a field stands in both, the caller's extra one is what is sent.
+            in_extra = {name: value for name, value in reviewed.changes.items() if name in extra}
+            in_body = {name: value for name, value in reviewed.changes.items() if name not in extra}
+            self.changes = {"json_data": {**body, **in_body}}
+            if in_extra:
+                self.changes["extra_json"] = {**extra, **in_extra}
+
+    def _describe(self) -> None:
+        answers = None if self.reviewed is None else self.reviewed.history.answers
+        turn = turn_header(self.identity.conversation, self.body, self.hint, answers)
+        self.report.index, self.headers[TURN_HEADER] = turn.index, turn.format()
+
+    def _judge(self) -> None:
+        """Do what the client was told to do about changed history."""
         drift = self.report.drift
         if drift is None or not drift.breaks_prefix:
             return
@@ -75,22 +150,19 @@ class Call:
         return response
 
     def _learn(self, response: Any, client: Any) -> None:
-        told = turn_of(response)
         report = self.report
-        report.reuse, report.key = (told.reuse, told.key) if told is not None else (None, None)
-        remember(response, report)
-        session, memory = self.identity.session, self.settings.memory
-        if session is not None and self.reviewed is not None:
-            memory.answered(session, self.reviewed, self.body, freeze_system=self._freezes())
-        if session is not None and report.key is not None:
-            memory.held(session, report.key)
+        if turn_of(response) is not report:
+            remember(response, report)
         parsed = _parsed(response)
         if parsed is not response:
             remember(parsed, report)
-        if not watch_stream(parsed, report, self.started_s, self._generated):
-            answer = answer_in(parsed)
-            if answer is not None:
-                self._generated(answer)
+        session, memory, reviewed = self.identity.session, self.settings.memory, self.reviewed
+        streams = watch_stream(parsed, report, self.started_s, self._generated)
+        if session is not None and reviewed is not None:
+            answer = None if streams else answer_in(parsed)
+            memory.answered(session, reviewed, self.body, answer, freeze_system=self.freezes)
+        if session is not None and report.key is not None:
+            memory.held(session, report.key)
         if (conversation := self.identity.conversation) is not None:
             conversation.turns.append(report)
             if report.key is not None:
@@ -100,11 +172,15 @@ class Call:
         if self.identity.session is not None and self.reviewed is not None:
             self.settings.memory.generated(self.identity.session, self.reviewed, answer)
 
-    def _freezes(self) -> bool:
+    @property
+    def freezes(self) -> bool:
+        """Whether the first system message is repeated."""
         return self.identity.conversation is not None and self.identity.conversation.freeze_system
 
 
-def begin(options: Any, settings: Settings, client_headers: Mapping[str, object]) -> Call | None:
+def begin(
+    options: Any, settings: Settings, client_headers: Callable[[], Mapping[str, object]]
+) -> Call | None:
     """Decide what a call carries. None, and a traceback in the log, if that fails: the call then goes out as it came."""
     started_s = time.perf_counter()
     try:
@@ -114,37 +190,36 @@ def begin(options: Any, settings: Settings, client_headers: Mapping[str, object]
         return None
 
 
-def _begin(options: Any, settings: Settings, client_headers: Mapping[str, object], started_s: float) -> Call:
+def _begin(
+    options: Any,
+    settings: Settings,
+    client_headers: Callable[[], Mapping[str, object]],
+    started_s: float,
+) -> Call:
     headers = options.headers if isinstance(options.headers, Mapping) else {}
     body = options.json_data if isinstance(options.json_data, Mapping) else {}
     whole = {**body, **options.extra_json} if isinstance(options.extra_json, Mapping) else body
     identity = resolve(headers, whole, settings.conversation, client_headers, secret=settings.secret)
-    turn, added = headers_for(identity, headers, whole, client_headers, readback=settings.readback)
-    report = TurnReport(session=identity.session, index=turn.index if turn is not None else None)
-    reviewed: Reviewed | None = None
-    changes: dict[str, Any] = {}
-    if identity.session is not None and (turn is None or turn.kind not in _NOT_COMPARED):
-        conversation = identity.conversation
-        reviewed = settings.memory.review(
-            identity.session,
-            whole,
-            restore=settings.restore,
-            freeze_system=conversation is not None and conversation.freeze_system,
-        )
-    if reviewed is not None:
-        report.drift, report.restored = reviewed.drift, reviewed.restored
-        if reviewed.changes:
-            # Where a field stands in both, the caller's extra one is what is sent.
-            extra = options.extra_json or {}
-            in_extra = {name: value for name, value in reviewed.changes.items() if name in extra}
-            changes["json_data"] = {**body, **{n: v for n, v in reviewed.changes.items() if n not in extra}}
-            if in_extra:
-                changes["extra_json"] = {**extra, **in_extra}
-    if added:
-        changes["headers"] = {**headers, **added}
-    if changes:
-        options = options.model_copy(update=changes)
-    return Call(options, settings, identity, report, whole, reviewed, started_s)
+    session, report = identity.session, TurnReport(session=identity.session)
+    hint: Hint | None = None
+    kind: str | None = None
+    if session is not None:
+        given, value = find_header(headers, TURN_HEADER)
+        if given is None:
+            hint = _NO_HINT if identity.conversation is None else identity.conversation.hints()
+            kind = hint.kind
+        elif isinstance(value, str):
+            turn = TurnHeader.parse(value)
+            kind, report.index = turn.kind, turn.index
+    compared = session is not None and kind not in _NOT_COMPARED
+    added = headers_for(identity, headers, readback=settings.readback)
+    call = Call(options, settings, identity, report, whole, compared, started_s, hint, added)
+    if compared and (call.freezes or settings.memory.respells(str(session))):
+        # It is going to be sent otherwise than it came: to find that out only then would be to spell it out twice.
+        call.review()
+        if call.changes is not None:
+            call.options, call.changes = options.model_copy(update=call.changes), None
+    return call
 
 
 def _parsed(response: Any) -> Any:
@@ -161,13 +236,9 @@ def _parsed(response: Any) -> Any:
 
 def _callers_level() -> int:
     """How far up the stack the code stands that made the call."""
-    inside = tuple(str(Path(sys.modules[name].__file__ or "").parent) for name in ("openai", "bidikv"))
+    loaded = (sys.modules.get(name) for name in ("openai", "bidikv", "tenacity"))
+    inside = tuple(str(Path(module.__file__ or "").parent) for module in loaded if module is not None)
     frame, level = sys._getframe(1), 1  # noqa: SLF001 - `warnings` has no way to skip packages before Python 3.12
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame, level = frame.f_back, level + 1
     return level
-
-
-def told_of(response: Any) -> TurnReport:
-    """The report of an HTTP response, for what is made of it."""
-    return TurnReport(reuse=reuse_in(response.headers), key=key_in(response.headers))

@@ -1,12 +1,14 @@
 """The OpenAI clients, which say of each call which conversation it belongs to and keep its history as the model wrote it.
 
-Real subclasses: everything of the OpenAI client works and is typed as before. Requests are touched in `request`, which
-runs once per logical call; retries repeat what was decided there.
+Real subclasses: everything of the OpenAI client works and is typed as before. What a call says
+is decided in `request`, which runs once per logical call; its history is looked at in `_build_request`, when its bytes are
+there, before its first try. Retries repeat what was decided.
 """
 
 from __future__ import annotations
 
 import functools
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
 import openai
@@ -26,7 +28,7 @@ from bidikv.options import (
     Settings,
     split,
 )
-from bidikv.reuse import TurnReport, remember, turn_of
+from bidikv.reuse import TurnReport, key_in, remember, reuse_in, turn_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
     from bidikv.retry import RetryPolicy
 
     ClientT = TypeVar("ClientT", bound="openai.OpenAI | openai.AsyncOpenAI")
+
+
+# The call that this task or thread is sending: the OpenAI client makes its requests from copies of what it is given.
+_running: ContextVar[calls.Call | None] = ContextVar("bidikv_running_call", default=None)
 
 
 class _Shared:
@@ -106,10 +112,27 @@ class _Shared:
         """Decide what a call carries; None for those that go out as they came. Leaves `options` unchanged."""
         if not self._bidikv.enabled or not is_generation(options.method, options.url):
             return None
-        call = calls.begin(options, self._bidikv, self.default_headers)
+        return calls.begin(options, self._bidikv, lambda: self.default_headers)
+
+    def _build_request(self, options: Any, **kwargs: Any) -> Any:
+        # The one place where a body's bytes and its fields are both at hand. Runs for each try of a call.
+        request = super()._build_request(options, **kwargs)  # type: ignore[misc]
+        call = _running.get()
+        if call is None:
+            return request
+        changes = call.fit(request)
+        if changes is not None:
+            request = super()._build_request(options.model_copy(update=changes), **kwargs)  # type: ignore[misc]
+        return call.tell(request)
+
+    def _received(self, result: Any, response: Any) -> Any:
+        """Keep what a response's headers say of its turn, of a call that names none too."""
+        call = _running.get()
         if call is not None:
-            call.judge()
-        return call
+            call.received(response, result)
+        else:
+            remember(result, TurnReport(reuse=reuse_in(response.headers), key=key_in(response.headers)))
+        return result
 
     def _retries(self, options: Any) -> RetryPolicy | None:
         """The policy for a request; None for one that is to be tried once, or that the OpenAI client retries itself."""
@@ -137,14 +160,16 @@ class _SyncCalls(_Shared):
         sent = options if call is None else call.options
         policy = self._retries(sent)
         send = functools.partial(super().request, cast_to, sent, **kwargs)  # type: ignore[misc]
-        response = send() if policy is None else policy.call(send)
+        token = _running.set(call)
+        try:
+            response = send() if policy is None else policy.call(send)
+        finally:
+            _running.reset(token)
         return response if call is None else call.answered(response, self)
 
     def _process_response(self, **kwargs: Any) -> Any:
         # The last place where a parsed model and its response's headers are both at hand.
-        result = super()._process_response(**kwargs)  # type: ignore[misc]
-        remember(result, calls.told_of(kwargs["response"]))
-        return result
+        return self._received(super()._process_response(**kwargs), kwargs["response"])  # type: ignore[misc]
 
     def explain(self, turn: object) -> Explanation:
         """Ask the router why a turn reused no more, and what to change.
@@ -190,13 +215,15 @@ class _AsyncCalls(_Shared):
         sent = options if call is None else call.options
         policy = self._retries(sent)
         send = functools.partial(super().request, cast_to, sent, **kwargs)  # type: ignore[misc]
-        response = await (send() if policy is None else policy.acall(send))
+        token = _running.set(call)
+        try:
+            response = await (send() if policy is None else policy.acall(send))
+        finally:
+            _running.reset(token)
         return response if call is None else call.answered(response, self)
 
     async def _process_response(self, **kwargs: Any) -> Any:
-        result = await super()._process_response(**kwargs)  # type: ignore[misc]
-        remember(result, calls.told_of(kwargs["response"]))
-        return result
+        return self._received(await super()._process_response(**kwargs), kwargs["response"])  # type: ignore[misc]
 
     async def explain(self, turn: object) -> Explanation:
         """Ask the router why a turn reused no more, and what to change; see `OpenAI.explain`."""

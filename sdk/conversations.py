@@ -67,6 +67,7 @@ class Conversation(AbstractContextManager["Conversation"], AbstractAsyncContextM
         self._calls = count()
         self._tools = ToolTimes()
         self._links: Links | None = None
+        self._base = Hint(kind, agent, retain_s)
 
     def child(
         self,
@@ -149,7 +150,10 @@ class Conversation(AbstractContextManager["Conversation"], AbstractAsyncContextM
 
     def hints(self) -> Hint:
         """What holds for a call made now."""
-        return current_hint(self.id, Hint(self.kind, self.agent, self.retain_s))
+        base = self._base
+        if (base.kind, base.agent, base.retain_s) != (self.kind, self.agent, self.retain_s):
+            base = self._base = Hint(self.kind, self.agent, self.retain_s)
+        return current_hint(self.id, base)
 
     def tool(self, name: str, *, expected_s: float | None = None) -> ToolRun:
         """A tool of this conversation, while it runs: `with conversation.tool("search"): ...`, or `async with`.

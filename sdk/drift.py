@@ -7,18 +7,18 @@ conversation's content stays in memory or gets into a message. Standard library 
 
 from __future__ import annotations
 
-import json
-import marshal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from bidikv.spellings import Spelling, meaning, spell
 
 DriftKind: TypeAlias = Literal["start", "append", "retry", "rewind", "fork", "edit", "tools", "system"]
 
 Tools: TypeAlias = tuple[tuple[str, int], ...]
 
-_LIST_HEAD: Final = 5
-"""Bytes before the first member of a list: its type and length."""
+_STEPS: Final = 8
+"""Steps of a spelling that are looked at one by one before they become one."""
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _NOT_COMPARED: Final = frozenset({"reasoning", "reasoning_content", "refusal", "annotations", "audio"})
 """Fields of an answer that clients drop from history, or that no template prints."""
@@ -88,8 +88,7 @@ def _what_is_lost(drift: Drift) -> str:
     return "this message and all after it are"
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """What is kept of one message.
 
     Attributes:
@@ -101,39 +100,50 @@ class Mark:
     role: str
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(NamedTuple):
     """What is kept of one request.
 
     Attributes:
         marks: Of its messages, and of the answer once that is known.
         tools: Hash of each tool by name, in order.
         prompt: How many of the marks are of its prompt.
-        size: Bytes of its prompt in one exact spelling; 0 if it has none.
-        exact: Hash of those.
+        steps: Where turns ended in one exact spelling of its prompt, in bytes; the last is its end. Empty if it has none.
+        exact: Hash of those bytes, step by step.
+        answers: How many messages of its prompt are the model's.
     """
 
     marks: tuple[Mark, ...]
     tools: Tools
     prompt: int
-    size: int = 0
+    steps: tuple[int, ...] = ()
     exact: int = 0
+    answers: int = 0
 
     def with_answer(self, message: Mapping[str, Any]) -> History:
         """The same history and the answer to it."""
-        return replace(self, marks=(*self.marks[: self.prompt], mark_of(message)))
+        marks = (*self.marks[: self.prompt], mark_of(message))
+        return History(marks, self.tools, self.prompt, self.steps, self.exact, self.answers)
+
+
+_NOTHING: Final = History((), (), 0)
 
 
 class Reading:
-    """One request's messages, hashed one by one only as far as they differ from those before."""
+    """One request's messages, hashed one by one only as far as they differ from those before.
 
-    def __init__(self, messages: Sequence[Any], tools: Tools) -> None:
+    Args:
+        messages: In the order in which they are sent.
+        tools: See `History`.
+        spelling: Those messages in one exact spelling; by default one that is made here.
+    """
+
+    def __init__(self, messages: Sequence[Any], tools: Tools, spelling: Spelling | None = None) -> None:
         self.messages = messages
         self.tools = tools
-        # One spelling of all messages, which begins as that of any shorter list of the same ones does.
-        self._spelling = memoryview(_spell(list(messages)) or b"")[_LIST_HEAD:]
+        self._spelling = Spelling.of(messages) if spelling is None else spelling
         self._marks: dict[int, Mark] = {}
         self._alike: dict[int, int] = {}
+        self._measured: tuple[History, int] | None = None
 
     def mark(self, index: int) -> Mark:
         """The mark of one message."""
@@ -153,9 +163,7 @@ class Reading:
         """
         found = self._alike.get(id(history))
         if found is None:
-            same = 0 < history.size <= len(self._spelling) and (
-                hash(self._spelling[: history.size]) == history.exact
-            )
+            same = self._spelling.begins(history.steps, history.exact)
             found = self._alike[id(history)] = history.prompt if same else 0
         return found
 
@@ -168,9 +176,33 @@ class Reading:
 
     def history(self, base: History | None, shared: int) -> History:
         """What to keep of the request; marks that it shares with an earlier history are that history's own."""
+        messages = self.messages
         kept = base.marks[:shared] if base is not None else ()
-        new = tuple(self.mark(index) for index in range(len(kept), len(self.messages)))
-        return History(kept + new, self.tools, len(self.messages), len(self._spelling), hash(self._spelling))
+        new = tuple([self.mark(index) for index in range(len(kept), len(messages))])
+        known, end = self._extent(() if base is None else (base,))
+        start = known.steps[-1] if known.steps else 0
+        steps, exact = known.steps, known.exact
+        if end and (not start or len(steps) == _STEPS):
+            steps, exact = (end,), self._spelling.hash(0, end)
+        elif end > start:
+            steps, exact = (*steps, end), self._spelling.hash(start, end, exact)
+        elif not end:
+            steps, exact = (), 0
+        answers = known.answers + count_answers(messages, known.prompt)
+        return History(kept + new, self.tools, len(messages), steps, exact, answers)
+
+    def rest(self, histories: Iterable[History]) -> int | None:
+        """Hash of the request's other fields; None if they are not there to be read."""
+        end = self._extent(histories)[1]
+        return self._spelling.rest(end) if end else None
+
+    def _extent(self, histories: Iterable[History]) -> tuple[History, int]:
+        """The history that the messages begin with, byte for byte, and how many bytes all of them take."""
+        if self._measured is None:
+            known = next((history for history in histories if self.alike(history)), _NOTHING)
+            start = known.steps[-1] if known.steps else 0
+            self._measured = known, self._spelling.end(self.messages, known.prompt, start)
+        return self._measured
 
 
 def compare(reading: Reading, known: Sequence[History]) -> tuple[Drift, History | None, int]:
@@ -271,14 +303,6 @@ def _differing_tool(new: Tools, old: Tools) -> str | None:
     return changed[0] if changed else None
 
 
-def _spell(value: Any) -> bytes | None:
-    """A JSON-like value in one spelling; None for anything else. Version 2 of the format does not depend on identity."""
-    try:
-        return marshal.dumps(value, 2)
-    except ValueError:
-        return None
-
-
 def mark_of(message: Any) -> Mark:
     """What to keep of one message.
 
@@ -318,27 +342,27 @@ def _plain(content: Any) -> Any:
     return content
 
 
-def meaning(arguments: Any) -> Any:
-    """A tool call's arguments as one spelling for all that mean the same."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.dumps(json.loads(arguments), sort_keys=True)
-    except (ValueError, RecursionError):
-        return arguments
-
-
 def _hash_field(value: Any) -> int:
-    if isinstance(value, str):
+    if isinstance(value, str | bytes):
         return hash(value)
-    spelt = _spell(value)
+    spelt = spell(value)
     return hash(repr(value) if spelt is None else spelt)
 
 
 def spelling_of(value: Any) -> int | None:
     """Hash of a JSON-like value in its exact spelling; None for anything else."""
-    spelt = _spell(value)
+    spelt = spell(value)
     return None if spelt is None else hash(spelt)
+
+
+def count_answers(messages: Sequence[Any], start: int = 0) -> int:
+    """How many messages are the model's, from that one on."""
+    # `dict` first: what the client hands over is that, and asking the abstract class takes longer than all the rest.
+    roles = [
+        message.get("role") if isinstance(message, dict) or isinstance(message, Mapping) else None  # noqa: SIM101
+        for message in messages[start:]
+    ]
+    return roles.count("assistant")
 
 
 def tools_of(tools: object) -> Tools:

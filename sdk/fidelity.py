@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from bidikv.drift import meaning, tool_name
+from bidikv.drift import tool_name
+from bidikv.spellings import meaning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,8 +62,10 @@ class Answer:
         if content is not None:
             self._null = False
             self._content.append(content)
+        # Not by `getattr`, for which models that have no such field go a long way.
+        declared, extra = getattr(part, "__dict__", {}), getattr(part, "model_extra", None) or {}
         for name in _REASONING:
-            text = getattr(part, name, None)
+            text = declared.get(name) or extra.get(name)
             if text:
                 self._reasoning_name = self._reasoning_name or name
                 self._reasoning.append(text)

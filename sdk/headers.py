@@ -33,6 +33,10 @@ _MEMBER = re.compile(
     re.VERBOSE,
 )
 
+_USUAL = re.compile(
+    r'v=1, reason="([a-z_]+)", prompt=(\d{1,15}), remote=(\d{1,15}), local=(\d{1,15}), computed=(\d{1,15})'
+)
+
 Member: TypeAlias = bool | int | float | str
 
 
@@ -104,18 +108,16 @@ class TurnHeader:
 
     def format(self) -> str:
         """Write the header value."""
-        return format_dictionary(
-            {
-                "v": WIRE_VERSION,
-                "i": self.index,
-                "k": self.kind,
-                "p": self.parent,
-                "a": self.agent,
-                "ret": self.retain_s,
-                "w": self.wait_s,
-                "final": self.final or None,
-            }
-        )
+        said = [f"v={WIRE_VERSION}"]
+        if self.index is not None:
+            said.append(f"i={self.index}")
+        said.append(f'k="{self.kind}"')
+        for key, value in (("p", self.parent), ("a", self.agent), ("ret", self.retain_s), ("w", self.wait_s)):
+            if value is not None:
+                said.append(_format_member(key, value))
+        if self.final:
+            said.append("final")
+        return ", ".join(said)
 
     @classmethod
     def parse(cls, value: str | None) -> TurnHeader:
@@ -182,6 +184,9 @@ class ReuseHeader:
     @classmethod
     def parse(cls, value: str | None) -> ReuseHeader | None:
         """Read the header value; None when it is absent or cannot be read."""
+        usual = _USUAL.fullmatch(value) if value else None
+        if usual is not None:  # as routers of this version write it: one look instead of one for each member
+            return cls(usual[1], int(usual[2]), int(usual[3]), int(usual[4]), int(usual[5]))
         members = parse_dictionary(value) if value else None
         if members is None or not isinstance(members.get("reason"), str):
             return None

@@ -143,6 +143,8 @@ class ToolTimes:
 
     def wait_s(self) -> float:
         """Seconds that the next tool call may take: of those that run, else of those that have run."""
+        if not self._running and not self._taken:
+            return _UNKNOWN_TOOL_S
         with self._lock:
             now_s = time.monotonic()
             running = [until_s - now_s for until_s in self._running.values()]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bidikv.conversations import Conversation, current_conversation
-from bidikv.headers import READBACK_HEADER, SESSION_HEADER, SESSION_PATTERN, TURN_HEADER, TurnHeader
+from bidikv.drift import count_answers
+from bidikv.headers import READBACK_HEADER, SESSION_HEADER, SESSION_PATTERN, TurnHeader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bidikv.hints import Hint, Kind
 
 log = logging.getLogger(__name__)
@@ -21,11 +23,12 @@ _ENDPOINTS: Final = ("/chat/completions", "/completions", "/responses")
 
 def is_generation(method: str, url: str) -> bool:
     """Whether a request makes the engine read a prompt, so that identity means something to the router."""
-    return method.lower() == "post" and url.partition("?")[0].rstrip("/").endswith(_ENDPOINTS)
+    if method.lower() != "post":
+        return False
+    return url in _ENDPOINTS or url.partition("?")[0].rstrip("/").endswith(_ENDPOINTS)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """The outcome. With neither a conversation nor a session, the call goes out anonymous.
 
     Attributes:
@@ -43,7 +46,7 @@ def resolve(
     headers: Mapping[str, object],
     body: Mapping[str, object],
     client_conversation: Conversation | None,
-    client_headers: Mapping[str, object],
+    client_headers: Callable[[], Mapping[str, object]],
     *,
     secret: bytes | None = None,
 ) -> Identity:
@@ -65,7 +68,7 @@ def resolve(
     conversation = ambient_conversation(body, secret) or current_conversation() or client_conversation
     if conversation is not None:
         return Identity(session=conversation.id, conversation=conversation)
-    _, value = find_header(client_headers, SESSION_HEADER)
+    _, value = find_header(client_headers(), SESSION_HEADER)
     return Identity(session=value if isinstance(value, str) else None, explicit=True)
 
 
@@ -82,38 +85,39 @@ def ambient_conversation(body: Mapping[str, object], secret: bytes | None = None
         return None
 
 
-def headers_for(
-    identity: Identity,
-    headers: Mapping[str, object],
-    body: Mapping[str, object],
-    client_headers: Mapping[str, object],
-    *,
-    readback: bool,
-) -> tuple[TurnHeader | None, dict[str, str]]:
-    """What a call says of its turn, and the headers to add to its own; None for a turn that it says nothing of."""
-    turn: TurnHeader | None = None
+def headers_for(identity: Identity, headers: Mapping[str, object], *, readback: bool) -> dict[str, str]:
+    """The headers to add to a call's own: whose turn it is, and whether it reads back. They stand for the client's, too."""
     added: dict[str, str] = {}
-    if identity.session is not None:
-        if not identity.explicit:
-            # Before version 3, the OpenAI client would send both where the client's own is spelt another way.
-            added[find_header(client_headers, SESSION_HEADER)[0] or SESSION_HEADER] = identity.session
-        given, value = find_header(headers, TURN_HEADER)
-        if given is not None:
-            turn = TurnHeader.parse(value) if isinstance(value, str) else None
-        else:
-            turn = turn_header(identity.conversation, body)
-            added[TURN_HEADER] = turn.format()
+    if identity.session is not None and not identity.explicit:
+        added[SESSION_HEADER] = identity.session
     if not readback and find_header(headers, READBACK_HEADER)[0] is None:
         added[READBACK_HEADER] = "off"
-    return turn, added
+    return added
 
 
-def turn_header(conversation: Conversation | None, body: Mapping[str, object]) -> TurnHeader:
-    """Describe a turn. Counts a call of the conversation where the body does not show the turns before it."""
-    index, answers_tool = _history(body.get("messages"))
+def turn_header(
+    conversation: Conversation | None,
+    body: Mapping[str, object],
+    hint: Hint | None = None,
+    answers: int | None = None,
+) -> TurnHeader:
+    """Describe a turn. Counts a call of the conversation where the body does not show the turns before it.
+
+    Args:
+        conversation: Whose turn it is; None if only a wire id is known.
+        body: The request's.
+        hint: What holds for the call, if that has been asked.
+        answers: The model's messages in the body, if they have been counted.
+    """
+    index, answers_tool = None, False
+    messages = body.get("messages")
+    if isinstance(messages, list | tuple):
+        index = count_answers(messages) if answers is None else answers
+        last = messages[-1] if messages else None
+        answers_tool = isinstance(last, Mapping) and last.get("role") == "tool"
     if conversation is None:
         return TurnHeader(index=index, kind="tool" if answers_tool else "main")
-    hint = conversation.hints()
+    hint = conversation.hints() if hint is None else hint
     kind: Kind = "tool" if answers_tool and hint.kind == "main" else hint.kind or "main"
     counted = conversation.next_index()
     return TurnHeader(
@@ -134,18 +138,6 @@ def _wait_s(conversation: Conversation, hint: Hint, body: Mapping[str, object]) 
     if hint.wait_s is not None:
         return hint.wait_s
     return conversation.tool_wait_s() if body.get("tools") and body.get("tool_choice") != "none" else None
-
-
-def _history(messages: object) -> tuple[int | None, bool]:
-    """Turns that a chat body carries, and whether it ends with a tool's answer."""
-    if not isinstance(messages, list | tuple):
-        return None, False
-    # `dict` first: what the client hands over is that, and asking the abstract class takes longer than all the rest.
-    roles = [
-        message.get("role") if isinstance(message, dict) or isinstance(message, Mapping) else None  # noqa: SIM101
-        for message in messages
-    ]
-    return roles.count("assistant"), bool(roles) and roles[-1] == "tool"
 
 
 def find_header(headers: Mapping[str, object], name: str) -> tuple[str | None, Any]:

@@ -9,10 +9,11 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from bidikv.drift import Drift, History, Reading, Tools, compare, spelling_of, tools_of
 from bidikv.fidelity import is_as_generated, ordered_tools, restored_message
+from bidikv.spellings import Spelling
 
 if TYPE_CHECKING:
     from bidikv.fidelity import Answer
@@ -38,10 +39,10 @@ class _Session:
     tool_sets: OrderedDict[int, Tools] = field(default_factory=OrderedDict)
     system: Mapping[str, Any] | None = None
     keys: dict[str, None] = field(default_factory=dict)
+    respelt: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reviewed:
+class Reviewed(NamedTuple):
     """One request, compared with those before it.
 
     Attributes:
@@ -49,14 +50,14 @@ class Reviewed:
         restored: Where the caller's spelling was put right, as paths of the request.
         drift: How what is sent relates to the requests before it.
         history: What to keep of it once it is answered.
-        tools: Hash of the tools as they are sent; None without any, or without one spelling.
+        tools: What the tools are known by, as they are sent: the hash of their spelling, and of the body after the messages.
     """
 
     changes: dict[str, Any]
     restored: tuple[str, ...]
     drift: Drift
     history: History
-    tools: int | None
+    tools: tuple[int, ...]
 
 
 class Memory:
@@ -71,10 +72,29 @@ class Memory:
         """Conversations remembered."""
         return len(self._sessions)
 
+    def respells(self, session: str) -> bool:
+        """Whether requests of this conversation have been put into another spelling, so that the next one will be as well."""
+        known = self._sessions.get(session)
+        return known is not None and known.respelt
+
     def review(
-        self, session: str, body: Mapping[str, Any], *, restore: Restore, freeze_system: bool = False
+        self,
+        session: str,
+        body: Mapping[str, Any],
+        *,
+        restore: Restore,
+        freeze_system: bool = False,
+        content: bytes | None = None,
     ) -> Reviewed | None:
-        """Compare a request with the conversation's earlier ones; None if it does not show them all. Remembers nothing yet."""
+        """Compare a request with the conversation's earlier ones; None if it does not show them all. Remembers nothing yet.
+
+        Args:
+            session: The conversation.
+            body: The request's.
+            restore: How far its history is put back into the model's own spelling.
+            freeze_system: Repeat the first system message.
+            content: The body as it is sent, where that is known already: then a history that goes on is not walked through.
+        """
         name = "messages" if "messages" in body else "input"
         messages = body.get(name)
         if not isinstance(messages, list | tuple) or body.get("previous_response_id") is not None:
@@ -84,15 +104,20 @@ class Memory:
         restored: list[str] = []
         with self._lock:
             known = self._sessions.get(session) or _Session()
-            spelling = spelling_of(tools) if tools else None
-            offered = known.tool_sets.get(spelling or 0) if tools else ()
+            exact = None if content is None else Spelling.in_body(content, body, name)
+            reading = Reading(messages, (), exact)
+            rest = reading.rest(known.histories) if tools else None
+            offered = known.tool_sets.get(rest or 0) if tools else ()
+            spelling = spelling_of(tools) if offered is None else None
+            if offered is None:
+                offered = known.tool_sets.get(spelling or 0)
             if offered is None and restore != "off" and isinstance(tools, list | tuple):
                 ordered = ordered_tools(tools, known.tools)
                 if ordered is not None:
                     changes["tools"] = tools = ordered
                     spelling = spelling_of(tools)
                     restored.append("tools")
-            reading = Reading(messages, tools_of(tools) if offered is None else offered)
+            reading.tools = tools_of(tools) if offered is None else offered
             spelt = None
             if restore != "off":
                 # What went out before in this spelling needs no other one.
@@ -104,38 +129,50 @@ class Memory:
                 changes[name] = spelt
                 reading = Reading(spelt, reading.tools)
             drift, base, shared = compare(reading, known.histories)
-            return Reviewed(changes, tuple(restored), drift, reading.history(base, shared), spelling)
+            sets = (spelling,) if changes else (spelling, rest)
+            history = reading.history(base, shared)
+            return Reviewed(
+                changes, tuple(restored), drift, history, tuple(key for key in sets if key is not None)
+            )
 
     def answered(
-        self, session: str, reviewed: Reviewed, body: Mapping[str, Any], *, freeze_system: bool = False
+        self,
+        session: str,
+        reviewed: Reviewed,
+        body: Mapping[str, Any],
+        answer: Answer | None = None,
+        *,
+        freeze_system: bool = False,
     ) -> None:
-        """Remember a request that was answered; its system message only if that is to be repeated."""
+        """Remember a request that was answered, and the answer if it is there already.
+
+        Its system message is kept only if that is to be repeated.
+        """
+        history = reviewed.history
+        message = None if answer is None else answer.message()
+        newest = history if message is None else history.with_answer(message)
         with self._lock:
             known = self._session(session)
-            _replace(known.histories, reviewed.history, reviewed.history)
-            if reviewed.tools is not None and reviewed.tools not in known.tool_sets:
-                _put(known.tool_sets, reviewed.tools, reviewed.history.tools, most=_HISTORIES)
-                for name, _ in reviewed.history.tools:
-                    known.tools.setdefault(name, len(known.tools))
+            known.respelt = known.respelt or bool(reviewed.changes)
+            _replace(known.histories, history, newest)
+            for key in reviewed.tools:
+                if key not in known.tool_sets:
+                    _put(known.tool_sets, key, history.tools, most=2 * _HISTORIES)
+                    for name, _ in history.tools:
+                        known.tools.setdefault(name, len(known.tools))
             if freeze_system and known.system is None:
                 known.system = _system_of(body.get("messages"))
+            if answer is not None and message is not None:
+                _keep(known, answer, message)
 
     def generated(self, session: str, reviewed: Reviewed, answer: Answer) -> None:
-        """Remember what the model said to it."""
+        """Remember what the model said to a request that is remembered already."""
         message = answer.message()
-        history = reviewed.history
-        longer = history.with_answer(message)
+        longer = reviewed.history.with_answer(message)
         with self._lock:
             known = self._session(session)
-            _replace(known.histories, history, longer)
-            calls = message.get("tool_calls", ())
-            for call in calls:
-                if call["id"]:
-                    _put(known.arguments, call["id"], call["function"]["arguments"])
-            if calls and calls[0]["id"] and not message["content"] and answer.blank_is_known:
-                _put(known.blanks, calls[0]["id"], message["content"])
-            if answer.reasoning is not None:
-                _put(known.reasoning, _name(message), answer.reasoning)
+            _replace(known.histories, reviewed.history, longer)
+            _keep(known, answer, message)
 
     def held(self, session: str, key: str) -> None:
         """Remember under which key a router knows a conversation."""
@@ -149,11 +186,25 @@ class Memory:
             return tuple(known.keys) if known is not None else ()
 
     def _session(self, session: str) -> _Session:
-        known = self._sessions.setdefault(session, _Session())
+        known = self._sessions.get(session)
+        if known is None:
+            known = self._sessions[session] = _Session()
         self._sessions.move_to_end(session)
         while len(self._sessions) > self._max_sessions:
             self._sessions.popitem(last=False)
         return known
+
+
+def _keep(known: _Session, answer: Answer, message: Mapping[str, Any]) -> None:
+    """Keep the model's own spelling of what clients spell otherwise."""
+    calls = message.get("tool_calls", ())
+    for call in calls:
+        if call["id"]:
+            _put(known.arguments, call["id"], call["function"]["arguments"])
+    if calls and calls[0]["id"] and not message["content"] and answer.blank_is_known:
+        _put(known.blanks, calls[0]["id"], message["content"])
+    if answer.reasoning is not None:
+        _put(known.reasoning, _name(message), answer.reasoning)
 
 
 def _put(entries: OrderedDict[Any, Any], name: Any, value: Any, *, most: int = _SPELLINGS) -> None:

@@ -164,7 +164,10 @@ def watch_stream(
     Returns:
         Whether it is such a stream.
     """
-    iterator = getattr(stream, "_iterator", None)
+    # Not by `getattr`, for which models that have no such field go a long way.
+    iterator = getattr(stream, "__dict__", {}).get("_iterator")
+    if iterator is None:
+        return False
     if isinstance(iterator, Iterator):
         watched: _Watched | _AsyncWatched = _Watched(iterator, report, started_s, on_end)
     elif isinstance(iterator, AsyncIterator):

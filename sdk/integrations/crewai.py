@@ -20,8 +20,8 @@ except ModuleNotFoundError as error:
     raise MissingIntegrationError("crewai") from error
 
 from bidikv.conversations import Conversation, current_conversation
-from bidikv.headers import SESSION_HEADER
-from bidikv.identity import Identity, headers_for, is_generation
+from bidikv.headers import SESSION_HEADER, TURN_HEADER
+from bidikv.identity import Identity, headers_for, is_generation, turn_header
 from bidikv.reuse import TurnReport, key_in, reuse_in
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ class BidiKVInterceptor(BaseInterceptor[Any, Any]):
         conversation = self._conversation or current_conversation()
         if is_generation(message.method, message.url.path) and SESSION_HEADER not in message.headers:
             identity = Identity(conversation.id, conversation) if conversation is not None else Identity()
-            _, added = headers_for(
-                identity, message.headers, json.loads(message.read()), {}, readback=self._readback
-            )
-            message.headers.update(added)
+            body = json.loads(message.read())
+            message.headers.update(headers_for(identity, message.headers, readback=self._readback))
+            if conversation is not None and TURN_HEADER not in message.headers:
+                message.headers[TURN_HEADER] = turn_header(conversation, body).format()
         return message
 
     def on_inbound(self, message: httpx.Response) -> httpx.Response:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import bidikv
 from bidikv.drift import Reading, compare
 from bidikv.memory import Memory
+from bidikv.spellings import Spelling, meaning
 from bidikv.testing import FakeRouter, ToolCall
 
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -303,3 +304,98 @@ def test_comparing_is_repeatable(first):
     """The same messages, built anew, are the same."""
     history = Reading(first, ()).history(None, 0)
     assert compare(Reading(copy.deepcopy(first), ()), [history])[0].kind == "retry"
+
+
+def sent(body):
+    """The bytes of a body, as the OpenAI client spells them."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+requests = st.lists(
+    st.sampled_from([SYSTEM, user("é"), said("b"), said(""), called('{"a" :1}'), result('"messages":[')]),
+    max_size=5,
+)
+ORDERS = (
+    ("model", "messages", "tools"),
+    ("messages", "model", "tools"),
+    ("model", "tools", "messages"),
+    ("metadata", "messages", "tools"),
+)
+
+
+@given(st.lists(st.tuples(requests, st.booleans()), min_size=1, max_size=12), st.sampled_from(ORDERS))
+def test_the_bytes_that_are_sent_tell_what_walking_tells(turns, order):
+    """A history is judged alike by the bytes of its body and message by message, whatever the order of the fields."""
+    walking, reading = Memory(), Memory()
+    for messages, offers in turns:
+        fields = {
+            "model": "m",
+            "messages": messages,
+            "tools": TOOLS if offers else [],
+            "metadata": {"messages": []},
+        }
+        body = {name: fields[name] for name in order}
+        seen = [
+            memory.review("s", body, restore="off", content=content)
+            for memory, content in ((walking, None), (reading, sent(body)))
+        ]
+        assert seen[0].drift == seen[1].drift
+        assert seen[0].history.marks == seen[1].history.marks
+        assert seen[1].history.tools == seen[0].history.tools
+        assert seen[1].history.answers == sum(message["role"] == "assistant" for message in messages)
+        for memory, reviewed in zip((walking, reading), seen, strict=True):
+            memory.answered("s", reviewed, body)
+
+
+def test_a_long_history_is_read_in_few_steps():
+    """Each turn adds one step, and many become one, so that a turn's time does not grow with their number."""
+    memory, messages, most = Memory(), [SYSTEM], 0
+    for number in range(40):
+        messages = [*messages, user(f"{number}"), said("yes")]
+        body = {"model": "m", "messages": messages}
+        reviewed = memory.review("s", body, restore="off", content=sent(body))
+        memory.answered("s", reviewed, body)
+        assert reviewed.drift.kind == ("append" if number else "start")
+        assert reviewed.history.steps
+        most = max(most, len(reviewed.history.steps))
+    assert 1 < most < 20
+
+
+def test_bytes_of_another_request_prove_nothing():
+    """Where what is sent is not what was asked for, the history is walked through."""
+    body = {"model": "m", "messages": [SYSTEM, user("hi")]}
+    other = sent({"model": "m", "messages": [SYSTEM, user("something else")]})
+    for content in (
+        other,
+        b"",
+        b"[]",
+        b'{"model":"m","messages":[',
+        sent({"metadata": body, "messages": []}),
+    ):
+        spelling = Spelling.in_body(content, body, "messages")
+        assert spelling is None or spelling.end(body["messages"], 0, 0) == 0
+        memory = Memory()
+        for _ in range(2):
+            reviewed = memory.review("s", body, restore="off", content=content)
+            memory.answered("s", reviewed, body)
+        assert reviewed.drift.kind == "retry"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        ('{"a": 1, "b": [2]}', '{ "b":[2],"a":1}\n', True),
+        ('{"a": {"c": 1, "b": 2}}', '{"a": {"b": 2, "c": 1}}', True),
+        ('{"a": "\\u00e9"}', '{"a": "é"}', True),
+        ('{"a": 1}', '{"a": 1.0}', False),
+        ('{"a": 1}', '{"a": true}', False),
+        ('{"a": []}', '{"a": {}}', False),
+        ('{"a": [["b", 1]]}', '{"a": {"b": 1}}', False),
+        ('{"a": 1', '{"a": 1}', False),
+        ('{"a": 1} x', '{"a": 1}', False),
+        ("", "{}", False),
+    ],
+)
+def test_arguments_that_mean_the_same(left, right, same):
+    """Order and white space do not count; types, and what is no JSON, do."""
+    assert (meaning(left) == meaning(right)) is same
