@@ -18,7 +18,7 @@ from bidikv.fidelity import Answer, answer_in
 from bidikv.headers import TURN_HEADER, TurnHeader
 from bidikv.hints import Hint
 from bidikv.identity import Identity, find_header, headers_for, resolve, turn_header
-from bidikv.reuse import TurnReport, is_raw, key_in, remember, reuse_in, turn_of, watch_stream
+from bidikv.reuse import TurnReport, announce, is_raw, key_in, remember, reuse_in, turn_of, watch_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,6 +153,7 @@ class Call:
         report = self.report
         if turn_of(response) is not report:
             remember(response, report)
+        announce(report)
         parsed = _parsed(response)
         if parsed is not response:
             remember(parsed, report)

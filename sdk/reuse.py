@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -92,6 +94,27 @@ class _ByResponse(Generic[T]):
 
 _reports: _ByResponse[TurnReport] = _ByResponse()
 _answers: _ByResponse[Answer] = _ByResponse()
+
+
+# Who waits for the report of a call that is made, but gets nothing of its response in hand.
+_awaiting: ContextVar[Callable[[TurnReport], None] | None] = ContextVar("bidikv_awaited_report", default=None)
+
+
+@contextmanager
+def reported(receive: Callable[[TurnReport], None]) -> Iterator[None]:
+    """Hand on the report of each call that is answered inside, in this task or thread. Not to be held across a `yield`."""
+    token = _awaiting.set(receive)
+    try:
+        yield
+    finally:
+        _awaiting.reset(token)
+
+
+def announce(report: TurnReport) -> None:
+    """A call was answered: hand its report on to who waits for it."""
+    receive = _awaiting.get()
+    if receive is not None:
+        receive(report)
 
 
 def remember(response: object, report: TurnReport) -> None:

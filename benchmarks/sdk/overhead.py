@@ -136,7 +136,7 @@ class Clock:
         setattr(kind, name, clocked)
 
 
-def loop_ms(messages: int, pairs: int) -> float:
+def loop_ms(messages: int, pairs: int) -> float:  # noqa: C901 - one story, told in order
     """Milliseconds of the same steps with nothing between them, so that code and data stay in the processor's caches."""
     ours, told = client(bidikv.OpenAI), history(messages - _SWING)
     theirs = {name: getattr(openai.OpenAI, name) for name in _OVERRIDDEN}

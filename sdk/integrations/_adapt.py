@@ -15,7 +15,7 @@ from bidikv.integrations._messages import KEPT
 from bidikv.integrations._scoped import Scoped
 from bidikv.memory import Memory
 from bidikv.retry import RetryPolicy
-from bidikv.reuse import turn_of
+from bidikv.reuse import reported, turn_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from bidikv.client import AsyncOpenAI, OpenAI
     from bidikv.options import BidiKVOptions
+    from bidikv.reuse import TurnReport
 
 ModelT = TypeVar("ModelT", bound=BaseChatModel)
 ClientT = TypeVar("ClientT", "OpenAI", "AsyncOpenAI")
@@ -37,8 +38,8 @@ def adapt(model: ModelT, **options: Unpack[BidiKVOptions]) -> ModelT:
     """A chat model like this one whose calls name their conversation, as those of `BidiKVChat` do.
 
     For those who keep their own `ChatOpenAI` (or another model of `langchain-openai`, or made like them): its calls belong
-    to their thread and node, tool arguments go back in the model's own spelling, answers that are not streamed carry
-    `response_metadata["bidikv"]`, and its client owns its retries. Such models drop reasoning; give `restore="all"` to have
+    to their thread and node, tool arguments go back in the model's own spelling, answers carry
+    `response_metadata["bidikv"]`, streamed or not, and its client owns its retries. Such models drop reasoning; give `restore="all"` to have
     the client put it back.
 
     Args:
@@ -96,6 +97,30 @@ def _adapted(kind: Any) -> Any:
     return type(kind.__name__, (_Adapted, kind), names)
 
 
+class _Streamed:
+    """The account of one streamed answer, on its way from the client to the piece that ends the answer."""
+
+    def __init__(self) -> None:
+        self._report: TurnReport | None = None
+
+    def receive(self, report: TurnReport) -> None:
+        """The call behind it was answered."""
+        self._report = report
+
+    def told(self, piece: Any) -> Any:
+        """A piece of the answer, with the account if it ends it: of pieces that are merged, one may carry it."""
+        ends = (piece.generation_info or {}).get("finish_reason") or _is_last(piece.message)
+        if ends and self._report is not None:
+            message = piece.message
+            message.response_metadata = {**message.response_metadata, KEPT: account(self._report)}
+            self._report = None
+        return piece
+
+
+def _is_last(message: Any) -> bool:
+    return getattr(message, "chunk_position", None) == "last"
+
+
 class _Adapted(Scoped):
     """To stand before the class of such a model: overrides of what they all have."""
 
@@ -133,16 +158,31 @@ class _Adapted(Scoped):
             return await super()._agenerate(*args, **kwargs)
 
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        pieces, streamed = super()._stream(*args, **kwargs), _Streamed()
         try:
-            yield from super()._stream(*args, **kwargs)
+            while True:
+                with reported(streamed.receive):
+                    piece = next(pieces, None)
+                if piece is None:
+                    return
+                yield streamed.told(piece)
         except openai.OpenAIError as error:
             mark(error)
             raise
+        finally:
+            pieces.close()  # type: ignore[attr-defined] # a generator
 
     async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        pieces, streamed = super()._astream(*args, **kwargs), _Streamed()
         try:
-            async for piece in super()._astream(*args, **kwargs):
-                yield piece
+            while True:
+                with reported(streamed.receive):
+                    piece = await anext(pieces, None)
+                if piece is None:
+                    return
+                yield streamed.told(piece)
         except openai.OpenAIError as error:
             mark(error)
             raise
+        finally:
+            await pieces.aclose()  # type: ignore[attr-defined] # a generator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import warnings
 
@@ -24,6 +25,7 @@ from bidikv.testing import FakeRouter, ToolCall
 
 langchain_openai = pytest.importorskip("langchain_openai", reason="adapts its models")
 
+LONG = "What does the router do? " * 20
 RAW = '{ "path" :"caf\\u00e9.py"}'
 
 
@@ -100,9 +102,42 @@ def test_an_agent_keeps_its_own_model(router, mode, by):
     assert [turn.drift.kind for turn in report.turns] == ["start", "append", "append"]
     last = agent.get_state(config).values["messages"][-1]
     assert last.usage_metadata["input_tokens"] > 0
-    if mode != "stream":
-        assert last.response_metadata["bidikv"]["reason"] == "hit"
+    assert last.response_metadata["bidikv"]["reason"] == "hit"
     assert (len(router.told) > 0) is (by == "middleware")
+
+
+async def events_of(model, config):
+    """Pieces and the whole answer, as LangChain's events tell them."""
+    told = [event async for event in model.astream_events(LONG, config, version="v2")]
+    pieces = [event["data"]["chunk"] for event in told if event["event"] == "on_chat_model_stream"]
+    return pieces, next(event["data"]["output"] for event in told if event["event"] == "on_chat_model_end")
+
+
+async def pieces_of(model, config):
+    return [piece async for piece in model.astream(LONG, config)]
+
+
+@pytest.mark.parametrize("more", [{}, {"stream_usage": False}])
+@pytest.mark.parametrize("mode", ["stream", "astream", "astream_events"])
+def test_streams_carry_their_account(mode, more):
+    """One piece has it, so that the merged answer has it once; its time is that of the first output."""
+    router = FakeRouter()
+    model, config = adapt(chat_openai(router, **more)), thread(f"{mode}{more}")
+    for reason in ("new_conversation", "hit"):
+        if mode == "stream":
+            pieces = list(model.stream(LONG, config))
+        elif mode == "astream":
+            pieces = asyncio.run(pieces_of(model, config))
+        else:
+            pieces, whole = asyncio.run(events_of(model, config))
+            assert whole.response_metadata["bidikv"]["reason"] == reason
+        merged = functools.reduce(lambda left, right: left + right, pieces)
+        account = merged.response_metadata["bidikv"]
+        assert account["reason"] == reason
+        assert account["ttft_s"] > 0
+        assert account["session"] == router.sessions[-1]
+        assert sum("bidikv" in piece.response_metadata for piece in pieces) == 1
+        assert merged.text == router.text
 
 
 def test_an_adapted_model_is_the_model_that_it_was(router):
