@@ -23,6 +23,7 @@ from bidikv.reuse import TurnReport, announce, is_raw, key_in, remember, reuse_i
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from bidikv.items import ItemsAnswer
     from bidikv.memory import Reviewed
     from bidikv.options import Settings
 
@@ -169,7 +170,7 @@ class Call:
             if report.key is not None:
                 conversation.links().add(report.key, client)
 
-    def _generated(self, answer: Answer) -> None:
+    def _generated(self, answer: Answer | ItemsAnswer) -> None:
         if self.identity.session is not None and self.reviewed is not None:
             self.settings.memory.generated(self.identity.session, self.reviewed, answer)
 

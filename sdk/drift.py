@@ -35,6 +35,7 @@ class Drift:
         field: What differs: a field of that message, `role`, or the name of a tool; None if a message was put in or taken out.
         kept_messages: Messages at the start that are as they were.
         lost_messages: Messages of the earlier history after those.
+        where: Which field of the request holds that message: `messages`, `input` or `instructions`.
     """
 
     kind: DriftKind
@@ -42,6 +43,7 @@ class Drift:
     field: str | None = None
     kept_messages: int = 0
     lost_messages: int = 0
+    where: str = "messages"
 
     @property
     def breaks_prefix(self) -> bool:
@@ -54,8 +56,8 @@ class Drift:
         if self.kind == "tools":
             return "tools" if self.field is None else f"tools[{self.field}]"
         if self.message is None:
-            return None
-        return f"messages[{self.message}]" + (f".{self.field}" if self.field else "")
+            return self.where if self.where == "instructions" else None
+        return f"{self.where}[{self.message}]" + (f".{self.field}" if self.field else "")
 
     @property
     def summary(self) -> str:
@@ -119,9 +121,9 @@ class History(NamedTuple):
     exact: int = 0
     answers: int = 0
 
-    def with_answer(self, message: Mapping[str, Any]) -> History:
+    def with_answer(self, *messages: Mapping[str, Any]) -> History:
         """The same history and the answer to it."""
-        marks = (*self.marks[: self.prompt], mark_of(message))
+        marks = (*self.marks[: self.prompt], *map(mark_of, messages))
         return History(marks, self.tools, self.prompt, self.steps, self.exact, self.answers)
 
 
@@ -309,6 +311,8 @@ def mark_of(message: Any) -> Mark:
     Null, empty and absent are the same, as are text and a list of one text, and two spellings of a tool call's JSON:
     clients differ in which they send, and prompts do not.
     """
+    if isinstance(message, Mark):
+        return message  # of a history that the server keeps
     if not isinstance(message, Mapping):
         return Mark({"type": hash(type(message).__name__), "value": hash(repr(message))}, "")
     fields: dict[str, int] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from bidikv.drift import tool_name
+from bidikv.items import ItemsAnswer
 from bidikv.spellings import meaning
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class Answer:
         seen: Something of it has come.
         finished: All of it has come.
     """
+
+    response_id: Final = None
 
     def __init__(self) -> None:
         self._content: list[str] = []
@@ -94,6 +97,10 @@ class Answer:
         """Whether it is known if content without text is null or empty: a stream opens with an empty text either way."""
         return self._whole
 
+    def messages(self) -> list[dict[str, Any]]:
+        """The one message that it is."""
+        return [self.message()]
+
     def message(self) -> dict[str, Any]:
         """The message to send back."""
         text = "".join(self._content)
@@ -108,8 +115,10 @@ class Answer:
         return message
 
 
-def answer_in(response: Any) -> Answer | None:
-    """The first choice of a parsed chat completion; None for anything else."""
+def answer_in(response: Any) -> Answer | ItemsAnswer | None:
+    """The first choice of a parsed chat completion, or all of a parsed response; None for anything else."""
+    if getattr(response, "object", None) == "response":
+        return ItemsAnswer(response)
     choices = getattr(response, "choices", None)
     message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
     return None if message is None else Answer.of(message)
@@ -129,7 +138,7 @@ def message_of(response: Any) -> dict[str, Any]:
     from bidikv.reuse import answer_of  # noqa: PLC0415 - that module watches the streams
 
     answer = answer_of(response)
-    if answer is None or not answer.seen:
+    if not isinstance(answer, Answer) or not answer.seen:
         raise TypeError(f"there is no answer in {type(response).__name__} (a stream has to be read first)")
     return answer.message()
 

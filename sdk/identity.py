@@ -113,8 +113,10 @@ def turn_header(
     messages = body.get("messages")
     if isinstance(messages, list | tuple):
         index = count_answers(messages) if answers is None else answers
-        last = messages[-1] if messages else None
-        answers_tool = isinstance(last, Mapping) and last.get("role") == "tool"
+    shown = body.get("input") if messages is None else messages
+    last = shown[-1] if shown and isinstance(shown, list | tuple) else None
+    if isinstance(last, Mapping):
+        answers_tool = last.get("role") == "tool" or last.get("type") == "function_call_output"
     if conversation is None:
         return TurnHeader(index=index, kind="tool" if answers_tool else "main")
     hint = conversation.hints() if hint is None else hint

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from bidikv.drift import Drift, History, Reading, Tools, compare, spelling_of, tools_of
 from bidikv.fidelity import is_as_generated, ordered_tools, restored_message
+from bidikv.items import restored_items, shown_items
 from bidikv.spellings import Spelling
 
 if TYPE_CHECKING:
     from bidikv.fidelity import Answer
+    from bidikv.items import ItemsAnswer
 
 Restore: TypeAlias = Literal["off", "spelling", "all"]
 RESTORE: Final = ("off", "spelling", "all")
@@ -26,6 +28,8 @@ _HISTORIES: Final = 8
 """Of one conversation: its branches and parallel calls."""
 _SPELLINGS: Final = 512
 """Tool calls, and answers with reasoning, of one conversation."""
+_RESPONSES: Final = 16
+"""Responses of one conversation that later requests may go on from."""
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 
 
@@ -39,7 +43,20 @@ class _Session:
     tool_sets: OrderedDict[int, Tools] = field(default_factory=OrderedDict)
     system: Mapping[str, Any] | None = None
     keys: dict[str, None] = field(default_factory=dict)
+    responses: OrderedDict[str, _Response] = field(default_factory=OrderedDict)
     respelt: bool = False
+
+
+class _Response(NamedTuple):
+    """What is kept of a response that a later request may go on from.
+
+    Attributes:
+        history: Of its request, and what it says.
+        opening: How many marks at its start are of instructions.
+    """
+
+    history: History
+    opening: int
 
 
 class Reviewed(NamedTuple):
@@ -51,6 +68,7 @@ class Reviewed(NamedTuple):
         drift: How what is sent relates to the requests before it.
         history: What to keep of it once it is answered.
         tools: What the tools are known by, as they are sent: the hash of their spelling, and of the body after the messages.
+        opening: How many marks at the start of its history are of instructions.
     """
 
     changes: dict[str, Any]
@@ -58,6 +76,7 @@ class Reviewed(NamedTuple):
     drift: Drift
     history: History
     tools: tuple[int, ...]
+    opening: int = 0
 
 
 class Memory:
@@ -95,29 +114,18 @@ class Memory:
             freeze_system: Repeat the first system message.
             content: The body as it is sent, where that is known already: then a history that goes on is not walked through.
         """
-        name = "messages" if "messages" in body else "input"
-        messages = body.get(name)
-        if not isinstance(messages, list | tuple) or body.get("previous_response_id") is not None:
-            return None  # the rest of such a history is kept by the server
-        tools = body.get("tools")
-        changes: dict[str, Any] = {}
+        if "messages" not in body:
+            return self._review_items(session, body, restore=restore)
+        messages = body["messages"]
+        if not isinstance(messages, list | tuple):
+            return None
         restored: list[str] = []
         with self._lock:
             known = self._sessions.get(session) or _Session()
-            exact = None if content is None else Spelling.in_body(content, body, name)
+            exact = None if content is None else Spelling.in_body(content, body, "messages")
             reading = Reading(messages, (), exact)
-            rest = reading.rest(known.histories) if tools else None
-            offered = known.tool_sets.get(rest or 0) if tools else ()
-            spelling = spelling_of(tools) if offered is None else None
-            if offered is None:
-                offered = known.tool_sets.get(spelling or 0)
-            if offered is None and restore != "off" and isinstance(tools, list | tuple):
-                ordered = ordered_tools(tools, known.tools)
-                if ordered is not None:
-                    changes["tools"] = tools = ordered
-                    spelling = spelling_of(tools)
-                    restored.append("tools")
-            reading.tools = tools_of(tools) if offered is None else offered
+            told = _Tools.of(body.get("tools"), known, reading.rest(known.histories), restore, restored)
+            reading.tools = told.tools
             spelt = None
             if restore != "off":
                 # What went out before in this spelling needs no other one.
@@ -125,14 +133,42 @@ class Memory:
                 spelt = _spelt(messages, known, restored, start, reasoning=restore == "all")
             if freeze_system and known.system is not None:
                 spelt = _frozen(messages if spelt is None else spelt, known.system, restored) or spelt
+            changes = told.changes
             if spelt is not None:
-                changes[name] = spelt
+                changes["messages"] = spelt
                 reading = Reading(spelt, reading.tools)
             drift, base, shared = compare(reading, known.histories)
-            sets = (spelling,) if changes else (spelling, rest)
+            history = reading.history(base, shared)
+            return Reviewed(changes, tuple(restored), drift, history, told.keys)
+
+    def _review_items(self, session: str, body: Mapping[str, Any], *, restore: Restore) -> Reviewed | None:
+        """The same for a request of the Responses API; None also if it goes on from a response that is not remembered."""
+        earlier = body.get("previous_response_id")
+        restored: list[str] = []
+        with self._lock:
+            known = self._sessions.get(session) or _Session()
+            given, changes = body.get("input"), {}
+            if restore != "off" and isinstance(given, list | tuple):
+                spelt = restored_items(given, known.arguments, restored)
+                if spelt is not None:
+                    changes["input"] = spelt
+                    body = {**body, "input": spelt}
+            shown, before = shown_items(body), known.responses.get(str(earlier))
+            if shown is None or (earlier is not None and before is None):
+                return None
+            messages, places = shown
+            opening = 1 if body.get("instructions") else 0
+            if before is not None:  # whose own instructions do not count
+                kept = before.history.marks[before.opening :]
+                messages[opening:opening] = kept
+                places[opening:opening] = [None] * len(kept)
+            told = _Tools.of(body.get("tools"), known, None, restore, restored)
+            changes |= told.changes
+            reading = Reading(messages, told.tools)
+            drift, base, shared = compare(reading, known.histories)
             history = reading.history(base, shared)
             return Reviewed(
-                changes, tuple(restored), drift, history, tuple(key for key in sets if key is not None)
+                changes, tuple(restored), _placed(drift, places, opening), history, told.keys, opening
             )
 
     def answered(
@@ -140,7 +176,7 @@ class Memory:
         session: str,
         reviewed: Reviewed,
         body: Mapping[str, Any],
-        answer: Answer | None = None,
+        answer: Answer | ItemsAnswer | None = None,
         *,
         freeze_system: bool = False,
     ) -> None:
@@ -149,8 +185,7 @@ class Memory:
         Its system message is kept only if that is to be repeated.
         """
         history = reviewed.history
-        message = None if answer is None else answer.message()
-        newest = history if message is None else history.with_answer(message)
+        newest = history if answer is None else history.with_answer(*answer.messages())
         with self._lock:
             known = self._session(session)
             known.respelt = known.respelt or bool(reviewed.changes)
@@ -162,17 +197,16 @@ class Memory:
                         known.tools.setdefault(name, len(known.tools))
             if freeze_system and known.system is None:
                 known.system = _system_of(body.get("messages"))
-            if answer is not None and message is not None:
-                _keep(known, answer, message)
+            if answer is not None:
+                _keep(known, answer, newest, reviewed.opening)
 
-    def generated(self, session: str, reviewed: Reviewed, answer: Answer) -> None:
+    def generated(self, session: str, reviewed: Reviewed, answer: Answer | ItemsAnswer) -> None:
         """Remember what the model said to a request that is remembered already."""
-        message = answer.message()
-        longer = reviewed.history.with_answer(message)
+        longer = reviewed.history.with_answer(*answer.messages())
         with self._lock:
             known = self._session(session)
             _replace(known.histories, reviewed.history, longer)
-            _keep(known, answer, message)
+            _keep(known, answer, longer, reviewed.opening)
 
     def held(self, session: str, key: str) -> None:
         """Remember under which key a router knows a conversation."""
@@ -195,16 +229,64 @@ class Memory:
         return known
 
 
-def _keep(known: _Session, answer: Answer, message: Mapping[str, Any]) -> None:
-    """Keep the model's own spelling of what clients spell otherwise."""
-    calls = message.get("tool_calls", ())
-    for call in calls:
-        if call["id"]:
-            _put(known.arguments, call["id"], call["function"]["arguments"])
-    if calls and calls[0]["id"] and not message["content"] and answer.blank_is_known:
-        _put(known.blanks, calls[0]["id"], message["content"])
-    if answer.reasoning is not None:
-        _put(known.reasoning, _name(message), answer.reasoning)
+def _keep(known: _Session, answer: Answer | ItemsAnswer, history: History, opening: int) -> None:
+    """Keep the model's own spelling of what clients spell otherwise, and what a later request may name."""
+    for message in answer.messages():
+        calls = message.get("tool_calls", ()) if isinstance(message, Mapping) else ()
+        for call in calls:
+            if call["id"]:
+                _put(known.arguments, call["id"], call["function"]["arguments"])
+        if calls and calls[0]["id"] and not message["content"] and answer.blank_is_known:
+            _put(known.blanks, calls[0]["id"], message["content"])
+        if answer.reasoning is not None:
+            _put(known.reasoning, _name(message), answer.reasoning)
+    if answer.response_id is not None:
+        _put(known.responses, answer.response_id, _Response(history, opening), most=_RESPONSES)
+
+
+def _placed(drift: Drift, places: Sequence[int | None], opening: int) -> Drift:
+    """A difference where the request has it: in its items, or in its instructions."""
+    at = drift.message
+    if at is None:
+        return replace(drift, where="input")
+    if at < opening:
+        return replace(drift, message=None, where="instructions")
+    return replace(drift, message=places[at] if at < len(places) else None, where="input")
+
+
+class _Tools(NamedTuple):
+    """The tools of a request as they are to be sent.
+
+    Attributes:
+        tools: See `History`.
+        changes: The field to send in place of the caller's, if any.
+        keys: See `Reviewed.tools`.
+    """
+
+    tools: Tools
+    changes: dict[str, Any]
+    keys: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, tools: Any, known: _Session, rest: int | None, restore: Restore, restored: list[str]
+    ) -> _Tools:
+        """Look them up by what follows the messages, else by their own spelling; put in their first order."""
+        if not tools:
+            return cls((), {}, ())
+        if rest is not None and (offered := known.tool_sets.get(rest)) is not None:
+            return cls(offered, {}, ())
+        spelling = spelling_of(tools)
+        offered = known.tool_sets.get(spelling or 0)
+        changes: dict[str, Any] = {}
+        if offered is None and restore != "off" and isinstance(tools, list | tuple):
+            ordered = ordered_tools(tools, known.tools)
+            if ordered is not None:
+                changes["tools"] = tools = ordered
+                spelling, rest = spelling_of(tools), None
+                restored.append("tools")
+        keys = tuple(key for key in (spelling, rest) if key is not None)
+        return cls(tools_of(tools) if offered is None else offered, changes, keys)
 
 
 def _put(entries: OrderedDict[Any, Any], name: Any, value: Any, *, most: int = _SPELLINGS) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bidikv.fidelity import Answer, answer_in
 from bidikv.headers import KEY_HEADER, REUSE_HEADER, ReuseHeader
+from bidikv.items import ItemsAnswer, ended_response
 
 if TYPE_CHECKING:
     from bidikv.drift import Drift
@@ -158,7 +159,7 @@ def key_in(headers: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def answer_of(response: Any) -> Answer | None:
+def answer_of(response: Any) -> Answer | ItemsAnswer | None:
     """What the model said in a parsed or raw response, or so far in a stream; None for anything else."""
     for candidate in (response, getattr(response, "_raw_stream", None)):
         if candidate is not None and (answer := _answers.get(candidate)) is not None:
@@ -172,7 +173,10 @@ def is_raw(response: Any) -> bool:
 
 
 def watch_stream(
-    stream: Any, report: TurnReport, started_s: float, on_end: Callable[[Answer], None] | None = None
+    stream: Any,
+    report: TurnReport,
+    started_s: float,
+    on_end: Callable[[Answer | ItemsAnswer], None] | None = None,
 ) -> bool:
     """Set `report.ttft_s` when the stream's first output arrives, and put its answer together.
 
@@ -205,7 +209,9 @@ def watch_stream(
 class _Seen:
     """What has been read of one stream."""
 
-    def __init__(self, report: TurnReport, started_s: float, on_end: Callable[[Answer], None] | None) -> None:
+    def __init__(
+        self, report: TurnReport, started_s: float, on_end: Callable[[Answer | ItemsAnswer], None] | None
+    ) -> None:
         self._report = report
         self._started_s = started_s
         self._on_end = on_end
@@ -214,10 +220,13 @@ class _Seen:
     def see(self, chunk: Any) -> None:
         if self._report.ttft_s is None and _carries_output(chunk):
             self._report.ttft_s = time.perf_counter() - self._started_s
-        self.answer.add(chunk)
+        response = ended_response(chunk)
+        answer: Answer | ItemsAnswer = self.answer if response is None else ItemsAnswer(response)
+        if response is None:
+            self.answer.add(chunk)
         # Many callers stop here, before the stream's own end.
-        if self._on_end is not None and self.answer.finished:
-            self._on_end(self.answer)
+        if self._on_end is not None and answer.finished:
+            self._on_end(answer)
             self._on_end = None
 
 
@@ -227,7 +236,7 @@ class _Watched(_Seen):
         chunks: Iterator[Any],
         report: TurnReport,
         started_s: float,
-        on_end: Callable[[Answer], None] | None,
+        on_end: Callable[[Answer | ItemsAnswer], None] | None,
     ) -> None:
         super().__init__(report, started_s, on_end)
         self._chunks = chunks
@@ -247,7 +256,7 @@ class _AsyncWatched(_Seen):
         chunks: AsyncIterator[Any],
         report: TurnReport,
         started_s: float,
-        on_end: Callable[[Answer], None] | None,
+        on_end: Callable[[Answer | ItemsAnswer], None] | None,
     ) -> None:
         super().__init__(report, started_s, on_end)
         self._chunks = chunks

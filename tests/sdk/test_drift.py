@@ -247,15 +247,25 @@ def test_nothing_of_a_conversation_is_told():
 
 
 def test_histories_that_the_server_keeps():
-    """A request that names the response before it shows only what is new, and is not compared."""
+    """A request that names a response goes on from what the model said there; one that nobody remembers tells nothing."""
     router = FakeRouter()
-    client = router.client(conversation="a", on_drift="raise")
+    client = router.client(conversation="a")
     first = client.responses.create(model="m", input=[user("hi"), said("ho"), user("hm")])
-    client.responses.create(model="m", input=[user("ha"), said("ho")], previous_response_id=first.id)
+    named = {"model": "m", "previous_response_id": first.id}
+    second = client.responses.create(input="ha", **named)
+    client.responses.create(model="m", input="go on", previous_response_id=second.id)
+    client.responses.create(input="another way", **named)
+    client.responses.create(input="be brief now", instructions="be brief", **named)
+    client.responses.create(input="ha", **{**named, "previous_response_id": "resp_of_somebody"})
     turns = client._bidikv.conversation.turns
-    assert [turn.drift.kind if turn.drift else None for turn in turns] == ["start", None]
-    with pytest.raises(bidikv.DriftError):
-        client.responses.create(model="m", input=[user("ha"), said("ho"), user("hm")])
+    assert [turn.drift.summary if turn.drift else None for turn in turns] == [
+        "start",
+        "append",
+        "append",
+        "fork",
+        "edit at instructions",
+        None,
+    ]
 
 
 def test_memory_is_bounded():

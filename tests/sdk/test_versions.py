@@ -37,7 +37,7 @@ def test_another_version_of_openai(version, tmp_path):
     if done.returncode != 0 and "No matching distribution" in done.stderr + done.stdout:
         pytest.skip(f"openai {version} cannot be had here: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
-    tests = ["test_wire.py", "test_retry.py", "test_client_suite.py"]
+    tests = ["test_wire.py", "test_retry.py", "test_responses.py", "test_client_suite.py"]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))),

@@ -117,7 +117,7 @@ async def pieces_of(model, config):
     return [piece async for piece in model.astream(LONG, config)]
 
 
-@pytest.mark.parametrize("more", [{}, {"stream_usage": False}])
+@pytest.mark.parametrize("more", [{}, {"stream_usage": False}, {"use_responses_api": True}])
 @pytest.mark.parametrize("mode", ["stream", "astream", "astream_events"])
 def test_streams_carry_their_account(mode, more):
     """One piece has it, so that the merged answer has it once; its time is that of the first output."""
