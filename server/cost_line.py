@@ -17,6 +17,8 @@ MOST: Final = 16.0
 """Observations that count at most, so that a line that went wrong is forgotten within two half-lives."""
 _OUTLIER: Final = 4.0
 _LEAST_S: Final = 1e-3
+_FORGOTTEN: Final = 1 / 16
+"""Share of `ENOUGH` that is nothing."""
 _SPREAD: Final = 0.1
 """Standard deviation of the tokens over their mean below which a slope cannot be told from noise."""
 
@@ -32,6 +34,7 @@ class CostLine:
     tokens_squared: float = 0.0
     product: float = 0.0
     at_s: float = 0.0
+    settled: bool = False
 
     def observe(self, tokens: int, seconds: float, now_s: float) -> None:
         """It took `seconds` for `tokens`. One that took far longer than the line says counts as rather longer."""
@@ -42,6 +45,7 @@ class CostLine:
         fade = self._fade(now_s) * min(1.0, MOST / self.weight if self.weight else 1.0)
         self.at_s = max(self.at_s, now_s)
         self.weight = self.weight * fade + 1
+        self.settled = self.settled or self.weight >= ENOUGH
         self.tokens = self.tokens * fade + tokens
         self.seconds = self.seconds * fade + seconds
         self.tokens_squared = self.tokens_squared * fade + tokens * tokens
@@ -74,6 +78,17 @@ class CostLine:
             return None
         fixed, slope = self.fixed_and_slope()
         return fixed + slope * tokens
+
+    def guess(self, tokens: float, now_s: float) -> float | None:
+        """Seconds for so many tokens, the fewer the older the line: so it is tried again, the sooner the better it was.
+
+        None before enough was seen for the first time, and again when next to nothing is left of it.
+        """
+        belief = self.weight * self._fade(now_s) / ENOUGH
+        if not self.settled or belief < _FORGOTTEN:
+            return None
+        fixed, slope = self.fixed_and_slope()
+        return (fixed + slope * tokens) * min(1.0, belief)
 
     def _fade(self, now_s: float) -> float:
         return math.exp2(-max(0.0, now_s - self.at_s) / self.half_life_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from bidikv_server.router.core.choices import ModeView, PrefillOption
@@ -85,17 +86,14 @@ def mode_view(
     new = prompt.new_tokens
     fetched = new if held else prompt.tokens
     hand_over_s = costs.hand_over_s(decode.url, tokens=fetched, now_s=now_s)
-    recompute_s = costs.prefill_s(
-        option.engine.url,
-        ahead=option.engine.backlog_tokens,
-        computed=option.computed_tokens + option.pulled_tokens,
-        pulled=0,
-        asked=False,
-        now_s=now_s,
+    prefill_s = partial(
+        costs.prefill_s, option.engine.url, ahead=option.engine.backlog_tokens, now_s=now_s, old=True
     )
+    readback_s = prefill_s(computed=option.computed_tokens, pulled=option.pulled_tokens, asked=True)
+    recompute_s = prefill_s(computed=option.computed_tokens + option.pulled_tokens, pulled=0, asked=False)
     fresh = prompt.idle_s is not None and prompt.idle_s <= _STALE_S
     return ModeView(
-        readback_s=_sum(option.expected_s, hand_over_s),
+        readback_s=_sum(readback_s, hand_over_s),
         recompute_s=_sum(recompute_s, hand_over_s),
         alone_s=costs.alone_s(decode.url, tokens=new, now_s=now_s, like=option.engine.url)
         if may_run_alone and fresh

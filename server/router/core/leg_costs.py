@@ -70,17 +70,35 @@ class LegCosts:
         self._alone[engine].observe(tokens, seconds, now_s)
 
     def prefill_s(
-        self, engine: EngineUrl, *, ahead: int, computed: int, pulled: int, asked: bool, now_s: float
+        self,
+        engine: EngineUrl,
+        *,
+        ahead: int,
+        computed: int,
+        pulled: int,
+        asked: bool,
+        now_s: float,
+        old: bool = False,
     ) -> float | None:
-        """How long a prefill leg would take; None while not known."""
+        """How long a prefill leg would take; None while not known.
+
+        Args:
+            engine: Where it would run.
+            ahead: Tokens that are to be computed there before its own.
+            computed: Tokens that it would compute.
+            pulled: Tokens that it would read back.
+            asked: It may read back.
+            now_s: Now.
+            old: What was not seen lately is told, too: as less than it was, so that it is tried again.
+        """
         if not asked:
-            return self._computing[engine].predict(ahead + computed, now_s)
-        beyond_s = self._pulling[engine].predict(pulled, now_s)
+            return _seconds(self._computing[engine], ahead + computed, now_s, old=old)
+        beyond_s = _seconds(self._pulling[engine], pulled, now_s, old=old)
         return None if beyond_s is None else beyond_s + self._token_s(engine) * (ahead + computed)
 
     def hand_over_s(self, engine: EngineUrl, *, tokens: int, now_s: float) -> float | None:
         """How long a decode leg after prefill would take to its first byte; None while not known."""
-        return self._handed[engine].predict(tokens, now_s)
+        return _seconds(self._handed[engine], tokens, now_s, old=True)
 
     def alone_s(self, engine: EngineUrl, *, tokens: int, now_s: float, like: EngineUrl) -> float | None:
         """How long a decode leg without prefill would take to its first byte.
@@ -94,9 +112,9 @@ class LegCosts:
             now_s: Now.
             like: That prefill engine.
         """
-        line = self._alone[engine]
-        if line.known(now_s):
-            return line.predict(tokens, now_s)
+        known_s = _seconds(self._alone[engine], tokens, now_s, old=True)
+        if known_s is not None:
+            return known_s
         hand_over_s = self.hand_over_s(engine, tokens=tokens, now_s=now_s)
         return None if hand_over_s is None else hand_over_s + self._token_s(like) * tokens
 
@@ -112,3 +130,7 @@ class LegCosts:
         """
         line = self._computing[engine]
         return line.fixed_and_slope()[1] if line.weight else 0.0
+
+
+def _seconds(line: CostLine, tokens: int, now_s: float, *, old: bool) -> float | None:
+    return line.guess(tokens, now_s) if old else line.predict(tokens, now_s)

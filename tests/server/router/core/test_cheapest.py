@@ -54,7 +54,7 @@ def only(mode):
     return lambda _view: (mode, ModeReason.FIXED)
 
 
-def play(engines, policy, *, seed=0, turns=25, conversations=8, every_s=20.0):
+def play(engines, policy, *, seed=0, rounds=25, conversations=8, every_s=20.0, then=None):
     """Seconds to the first token of turns that had a choice, conversations in turn, and the modes. Without the first rounds."""
     chance = random.Random(seed)
     table = EngineTable([(P, Role.PREFILL), (D, Role.DECODE)], probe_failures=1)
@@ -69,7 +69,9 @@ def play(engines, policy, *, seed=0, turns=25, conversations=8, every_s=20.0):
     prefill_has = [0] * conversations
     decode_has = [0] * conversations
     now_s, seconds, modes = 0.0, [], []
-    for round_ in range(turns):
+    for round_ in range(rounds):
+        if then is not None and round_ == then[0]:
+            engines = then[1]
         for number, history in enumerate(histories):
             now_s += every_s / conversations
             prompt = sum(len(message["content"]) for message in history) // 4 + TOOLS_TOKENS
@@ -108,10 +110,10 @@ def play(engines, policy, *, seed=0, turns=25, conversations=8, every_s=20.0):
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_about_as_good_as_the_best_way(machine):
-    """On every machine it comes close to the best single way, or beats it; a turn in fifty looks whether it still is."""
+    """On every machine it comes close to the best single way, or beats it."""
     ways_s = [play(MACHINES[machine], only(mode))[0] for mode in Mode]
     found_s, _ = play(MACHINES[machine], Cheapest(alone_tokens=2000))
-    assert found_s <= 1.1 * min(ways_s) + max(ways_s) / 50
+    assert found_s <= 1.05 * min(ways_s)
 
 
 @pytest.mark.parametrize(
@@ -140,5 +142,13 @@ def test_never_much_worse_than_readback():
     """Where nothing beats it, looking whether that is still so costs little."""
     engines = Engines(0.02, 1e-4, 0.001, 1e-7, 0.001, 1e-2)
     found_s, modes = play(engines, Cheapest())
-    assert found_s <= 1.25 * play(engines, readback)[0]
+    assert found_s <= 1.1 * play(engines, readback)[0]
     assert modes.count(Mode.READBACK) > 0.95 * len(modes)
+
+
+def test_it_finds_out_when_things_change():
+    """A link that was slow when it was last used is tried again, and taken once it is fast."""
+    slow, fast = MACHINES["a slow link"], Engines(0.02, 1e-4, 0.01, 5e-6, 0.01, 2e-3)
+    _, modes = play(slow, Cheapest(alone_tokens=0), rounds=90, then=(30, fast))
+    assert modes[:200].count(Mode.READBACK) < 20
+    assert modes[-50:].count(Mode.READBACK) == 50
