@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bidikv.headers import ReuseHeader
+from bidikv.items import shown_items
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -101,7 +102,7 @@ class FakeDecode:
             if said.final:
                 held.retained.clear()
             elif said.retain_s != 0:
-                held.retained.append(_Turn(len(prompt), prompt + spell_prompt({"messages": [message]})))
+                held.retained.append(_Turn(len(prompt), prompt + _spell_answer(message, body)))
             held.turns.append(_record(reuse))
         return key_of(name), reuse
 
@@ -159,10 +160,20 @@ def _shared(before: str, now: str) -> int:
 def spell_prompt(body: Mapping[str, Any]) -> str:
     """A prompt as a template would write it: tools first, then the messages, with reasoning left out."""
     parts = [json.dumps(body["tools"])] if body.get("tools") else []
-    messages = body.get("messages", body.get("input", body.get("prompt", "")))
+    shown = shown_items(body)
+    messages = body.get("messages", body.get("prompt", "")) if shown is None else shown[0]
     if isinstance(messages, str):
         return "".join([*parts, messages])
     return "".join([*parts, *(json.dumps(_fields(message), sort_keys=True) for message in messages)])
+
+
+def _spell_answer(message: Mapping[str, Any], body: Mapping[str, Any]) -> str:
+    """An answer as the next prompt holds it: of the Responses API, its text and each of its calls by itself."""
+    if "input" not in body or not message.get("tool_calls"):
+        return spell_prompt({"messages": [message]})
+    parts = [{"role": "assistant", "content": message["content"]}] if message["content"] else []
+    calls = [{"role": "assistant", "content": None, "tool_calls": [call]} for call in message["tool_calls"]]
+    return spell_prompt({"messages": [*parts, *calls]})
 
 
 def _fields(message: Any) -> Any:

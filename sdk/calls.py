@@ -162,8 +162,8 @@ class Call:
         streams = watch_stream(parsed, report, self.started_s, self._generated)
         if session is not None and reviewed is not None:
             answer = None if streams else answer_in(parsed)
-            memory.answered(session, reviewed, self.body, answer, freeze_system=self.freezes)
-        if session is not None and report.key is not None:
+            memory.answered(session, reviewed, self.body, answer, key=report.key, freeze_system=self.freezes)
+        elif session is not None and report.key is not None:
             memory.held(session, report.key)
         if (conversation := self.identity.conversation) is not None:
             conversation.turns.append(report)

@@ -144,5 +144,7 @@ def _wait_s(conversation: Conversation, hint: Hint, body: Mapping[str, object]) 
 
 def find_header(headers: Mapping[str, object], name: str) -> tuple[str | None, Any]:
     """The spelling and value of a header, however the caller spelt it; (None, None) if absent."""
+    if not headers:
+        return None, None
     wanted = name.lower()
     return next(((key, value) for key, value in headers.items() if key.lower() == wanted), (None, None))

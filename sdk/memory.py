@@ -178,11 +178,18 @@ class Memory:
         body: Mapping[str, Any],
         answer: Answer | ItemsAnswer | None = None,
         *,
+        key: str | None = None,
         freeze_system: bool = False,
     ) -> None:
         """Remember a request that was answered, and the answer if it is there already.
 
-        Its system message is kept only if that is to be repeated.
+        Args:
+            session: Its conversation.
+            reviewed: What it was found to be.
+            body: Its fields.
+            answer: What the model said.
+            key: Under which the router knows the conversation.
+            freeze_system: Keep its system message, which is to be repeated.
         """
         history = reviewed.history
         newest = history if answer is None else history.with_answer(*answer.messages())
@@ -190,11 +197,13 @@ class Memory:
             known = self._session(session)
             known.respelt = known.respelt or bool(reviewed.changes)
             _replace(known.histories, history, newest)
-            for key in reviewed.tools:
-                if key not in known.tool_sets:
-                    _put(known.tool_sets, key, history.tools, most=2 * _HISTORIES)
+            for name_of_set in reviewed.tools:
+                if name_of_set not in known.tool_sets:
+                    _put(known.tool_sets, name_of_set, history.tools, most=2 * _HISTORIES)
                     for name, _ in history.tools:
                         known.tools.setdefault(name, len(known.tools))
+            if key is not None:
+                known.keys[key] = None
             if freeze_system and known.system is None:
                 known.system = _system_of(body.get("messages"))
             if answer is not None:
