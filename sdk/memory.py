@@ -192,7 +192,8 @@ class Memory:
             freeze_system: Keep its system message, which is to be repeated.
         """
         history = reviewed.history
-        newest = history if answer is None else history.with_answer(*answer.messages())
+        said = () if answer is None else answer.messages()
+        newest = history if answer is None else history.with_answer(*said)
         with self._lock:
             known = self._session(session)
             known.respelt = known.respelt or bool(reviewed.changes)
@@ -207,15 +208,16 @@ class Memory:
             if freeze_system and known.system is None:
                 known.system = _system_of(body.get("messages"))
             if answer is not None:
-                _keep(known, answer, newest, reviewed.opening)
+                _keep(known, answer, said, newest, reviewed.opening)
 
     def generated(self, session: str, reviewed: Reviewed, answer: Answer | ItemsAnswer) -> None:
         """Remember what the model said to a request that is remembered already."""
-        longer = reviewed.history.with_answer(*answer.messages())
+        said = answer.messages()
+        longer = reviewed.history.with_answer(*said)
         with self._lock:
             known = self._session(session)
             _replace(known.histories, reviewed.history, longer)
-            _keep(known, answer, longer, reviewed.opening)
+            _keep(known, answer, said, longer, reviewed.opening)
 
     def held(self, session: str, key: str) -> None:
         """Remember under which key a router knows a conversation."""
@@ -238,9 +240,15 @@ class Memory:
         return known
 
 
-def _keep(known: _Session, answer: Answer | ItemsAnswer, history: History, opening: int) -> None:
+def _keep(
+    known: _Session,
+    answer: Answer | ItemsAnswer,
+    said: Sequence[Mapping[str, Any]],
+    history: History,
+    opening: int,
+) -> None:
     """Keep the model's own spelling of what clients spell otherwise, and what a later request may name."""
-    for message in answer.messages():
+    for message in said:
         calls = message.get("tool_calls", ()) if isinstance(message, Mapping) else ()
         for call in calls:
             if call["id"]:
