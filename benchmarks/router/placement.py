@@ -347,14 +347,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--conversations", type=int, default=4, help="short and long histories in turn (default: 4)"
+        "--conversations", type=int, default=2, help="short and long histories in turn (default: 2)"
     )
-    parser.add_argument("--turns", type=int, default=8, help="of each conversation (default: 8)")
+    parser.add_argument("--turns", type=int, default=10, help="of each conversation (default: 10)")
     parser.add_argument(
         "--rounds",
         type=int,
-        default=4,
-        help="of turns beside a running answer; 0 leaves them out (default: 4)",
+        default=3,
+        help="of turns beside a running answer; 0 leaves them out (default: 3)",
     )
     parser.add_argument(
         "--prefill-prefix-caching",

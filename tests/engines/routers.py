@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bidikv_server.launch import readiness
+from bidikv_server.launch.cluster import Cluster
 from bidikv_server.launch.ports import free_ports, http_url
 from bidikv_server.launch.process import Children, ChildSpec
 
@@ -23,9 +24,19 @@ class Through:
     """A cluster as it is seen through another router; all that a player asks of a cluster."""
 
     router_url: str
-    model_name: str
-    prefill_urls: list[str]
-    decode_urls: list[str]
+    engines: Cluster
+
+    @property
+    def model_name(self):
+        return self.engines.model_name
+
+    @property
+    def prefill_urls(self):
+        return self.engines.prefill_urls
+
+    @property
+    def decode_urls(self):
+        return self.engines.decode_urls
 
     @property
     def base_url(self):
@@ -75,7 +86,7 @@ def router(cluster, **settings):
             return readiness.router_is_ready(url, engines, len(cluster.decode_urls))
 
         until(ready, child.log_tail)
-        yield Through(url, cluster.model_name, cluster.prefill_urls, cluster.decode_urls)
+        yield Through(url, cluster)
 
 
 def until(condition, explain):

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import threading
 import urllib.request
 
@@ -56,6 +58,16 @@ def load(url, model, prompts, max_tokens):
                 stream.close()
 
 
+@contextlib.contextmanager
+def standing_still(group):
+    """An engine whose processes do nothing meanwhile."""
+    os.killpg(group, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(group, signal.SIGCONT)
+
+
 class Conversation:
     """One of token ids, played faithfully: every answer is compared with a cold run's, and its reason is at hand."""
 
@@ -91,7 +103,7 @@ def converse():
 
 def test_prefill_by_cached_prefix_and_load(through, converse):
     """A conversation goes back to the prefill engine that has its beginning cached, unless that has much more to do."""
-    cluster = through(TWO_PREFILLS)
+    cluster = through(TWO_PREFILLS, probe_timeout_s=120)
     first, second = cluster.prefill_urls
     cluster.ask("engines/drain", {"url": first})
     conversation = converse(cluster, 1)
@@ -107,19 +119,20 @@ def test_prefill_by_cached_prefix_and_load(through, converse):
         told, reuse = conversation.turn()
         assert (told["prefill"], told["prefill_choice"]) == (second, "cached_prefix")
         assert reuse.local_tokens >= 300 // BLOCK * BLOCK
-    # Prompts of strangers pile up there; the conversation is computed elsewhere, and read back from decode.
+    # Prompts of strangers pile up there, since it stands still; the conversation is computed elsewhere.
     cluster.ask("engines/drain", {"url": first})
-    strangers = [TokenPlayer(cluster) for _ in range(8)]
+    strangers = [TokenPlayer(cluster) for _ in range(2)]
     threads = [
-        threading.Thread(target=player.turn, args=(words(3800, 100 + n),), kwargs={"max_tokens": 1})
+        threading.Thread(target=player.turn, args=(words(2000, 100 + n),), kwargs={"max_tokens": 1})
         for n, player in enumerate(strangers)
     ]
-    for thread in threads:
-        thread.start()
-    cluster.wait(second, lambda engine: engine["in_flight"] >= len(threads))
-    cluster.ask("engines/undrain", {"url": first})
-    conversation.add(40)
-    told, reuse = conversation.turn()
+    with standing_still(cluster.engines.group_of("prefill-1")):
+        for thread in threads:
+            thread.start()
+        cluster.wait(second, lambda engine: engine["in_flight"] == len(threads))
+        cluster.ask("engines/undrain", {"url": first})
+        conversation.add(40)
+        told, reuse = conversation.turn()
     assert (told["prefill"], told["prefill_choice"]) == (first, "least_loaded")
     assert (reuse.reason, reuse.local_tokens) == ("hit", 0)
     for thread, player in zip(threads, strangers, strict=True):
@@ -181,9 +194,9 @@ class Chat:
 
     def turn(self, messages, **options):
         """A turn of these messages: how it got its KV, why, and its reuse."""
-        answer = self.player.turn(messages, **options)
+        answer = self.player.turn(messages, max_tokens=ANSWER, **options)
         told = self.cluster.last_turn()
-        assert answer.token_ids == self.player.cold(messages).token_ids, told
+        assert answer.token_ids == self.player.cold(messages, max_tokens=ANSWER).token_ids, told
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         return told["mode"], told["mode_reason"], answer.reuse
 
@@ -203,6 +216,7 @@ class Chat:
         return self.turn([*self.messages, {"role": "user", "content": question}], **options)
 
 
+ANSWER = 8
 ALONE = ("alone", "cheaper")
 READBACK = ("readback", "cheaper")
 LONG = "It was a night in winter, and a ship with a green lamp came round the rock from the north. " * 20
@@ -213,7 +227,7 @@ def chat(cluster):
     """A long chat of which it is known what its turns cost."""
     with router(cluster, mode_policy="cheapest") as through:
         chat = Chat(through)
-        mode, why, reuse = chat.turn(opening(times=8))
+        mode, why, reuse = chat.turn(opening(times=6))
         assert (mode, why, reuse.reason) == ("recompute", "only_way", "new_conversation")
         for number in range(5):
             mode, why, reuse = chat.ask(f"What was ship number {number} called?")
@@ -275,7 +289,7 @@ def test_a_turn_alone_is_as_good_as_any(chat):
         model=chat.player.model,
         messages=messages,
         temperature=0,
-        max_tokens=8,
+        max_tokens=ANSWER,
         extra_headers={"X-Session-ID": chat.player.session},
         extra_body={"cache_salt": chat.player.salt},
     )
@@ -284,7 +298,7 @@ def test_a_turn_alone_is_as_good_as_any(chat):
     assert (told["mode"], told["prompt_tokens"]) == ("alone", answer.usage.prompt_tokens)
     assert (told["local_tokens"], told["computed_tokens"]) == (cached, told["prompt_tokens"] - cached)
     assert cached >= told["prompt_tokens"] - 100
-    assert answer.choices[0].message.content == chat.player.cold(messages, max_tokens=8).text
+    assert answer.choices[0].message.content == chat.player.cold(messages, max_tokens=ANSWER).text
     (decode,) = chat.cluster.decode_urls
     *mode, _ = chat.ask("Who was the mate?", headers={"x-bidikv-turn": "v=1, w=60"})
     assert tuple(mode) == ALONE
