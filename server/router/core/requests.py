@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from bidikv.headers import READBACK_HEADER, TURN_HEADER, TurnHeader
+from bidikv_server.router.core import bulk
 from bidikv_server.router.core.content import Media, media_of
 from bidikv_server.router.core.digests import Chain, chain
 from bidikv_server.router.core.identity import Identity, identify
@@ -113,6 +114,10 @@ def read_request(
     """
     body = _parse(raw)
     _require(path, body)
+    if (crowded := bulk.crowded_field(raw, body)) is not None:
+        raise InvalidRequest(
+            f"The field {crowded!r} has more than {bulk.MAX_ITEMS} messages, parts, calls or tools.", crowded
+        )
     if tenant is not None:
         _require_salt(body.get("cache_salt"))
     scope = Scope(
@@ -146,6 +151,8 @@ def credential_of(headers: Mapping[str, str]) -> str | None:
 
 
 def _parse(raw: bytes) -> JsonObject:
+    if bulk.has_too_many_values(raw):
+        raise InvalidRequest(f"The request body has more than {bulk.MAX_VALUES} values.")
     try:
         return read_object(raw)
     except NotAnObject:
