@@ -33,7 +33,11 @@ class ItemsAnswer:
 
     def __init__(self, response: Any) -> None:
         self.response_id: str | None = getattr(response, "id", None)
-        items = [item.model_dump() if hasattr(item, "model_dump") else item for item in response.output]
+        # What was parsed is of a type that older models of the package do not expect, and would warn of.
+        items = [
+            item.model_dump(warnings=False) if hasattr(item, "model_dump") else item
+            for item in response.output
+        ]
         self._messages = [message for item in items if (message := message_of_item(item)) is not None]
 
     def messages(self) -> list[dict[str, Any]]:
