@@ -15,6 +15,7 @@ import threading
 import time
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
+from socket import socketpair
 from typing import TYPE_CHECKING, Final
 
 import zmq
@@ -23,6 +24,7 @@ from bidikv_server.connector.messages import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from socket import socket as NativeSocket  # noqa: N812  # a ZeroMQ socket is what the others here are
 
 logger = logging.getLogger("vllm.bidikv")
 
@@ -144,10 +146,12 @@ class Client:
         self._secret = secret.encode()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._outbox: SimpleQueue[tuple[str, bytes, float, Future[bytes]] | None] = SimpleQueue()
-        # A socket may be used by one thread only, so callers ring the I/O thread over a pair of its own.
+        # A ZeroMQ socket may be used by one thread only, so callers ring the I/O thread. Not over a pair of such sockets: what
+        # is sent without waiting is lost until that thread has connected its end, and for a moment after.
         self._bell_lock = threading.Lock()
-        self._bell = _socket(self._context, zmq.PAIR)
-        self._bell.bind("inproc://bidikv-bell")
+        self._bell, self._ear = socketpair()
+        for end in (self._bell, self._ear):
+            end.setblocking(False)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="bidikv-side-channel", daemon=True)
         self._thread.start()
@@ -160,6 +164,9 @@ class Client:
             return future
         self._outbox.put((address, message, time.monotonic() + timeout_s, future))
         self._ring()
+        if not self._thread.is_alive():
+            # It ended meanwhile, and may have refused what was queued before this.
+            _refuse_all(self._outbox)
         return future
 
     def close(self) -> None:
@@ -175,12 +182,12 @@ class Client:
         self._context.term()
 
     def _ring(self) -> None:
-        # A full bell has been rung already; the engine's thread never waits here.
-        with self._bell_lock, contextlib.suppress(zmq.Again):
-            self._bell.send(b"", flags=zmq.NOBLOCK)
+        # A full bell has been rung already, and a closed one has nobody to hear it; the engine's thread never waits here.
+        with self._bell_lock, contextlib.suppress(OSError):
+            self._bell.send(b"\0")
 
     def _run(self) -> None:
-        exchange = _Exchange(self._context, self._secret)
+        exchange = _Exchange(self._context, self._secret, self._ear)
         try:
             while exchange.step(self._outbox):
                 pass
@@ -208,24 +215,18 @@ def _refuse_all(outbox: SimpleQueue[tuple[str, bytes, float, Future[bytes]] | No
 class _Exchange:
     """State of the client's I/O thread: one DEALER socket per peer, one pending entry per request."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], secret: bytes) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], secret: bytes, ear: NativeSocket) -> None:
         self._context = context
         self._secret = secret
-        self._bell = _socket(context, zmq.PAIR)
-        self._bell.connect("inproc://bidikv-bell")
+        self._ear = ear
         self._poller = zmq.Poller()
-        self._poller.register(self._bell, zmq.POLLIN)
+        self._poller.register(ear, zmq.POLLIN)
         self._peers: dict[str, zmq.Socket[bytes]] = {}
         self._pending: dict[bytes, tuple[float, Future[bytes], str]] = {}
         self._numbers = itertools.count()
 
     def step(self, outbox: SimpleQueue[tuple[str, bytes, float, Future[bytes]] | None]) -> bool:
-        """Wait for something to happen and act on it; False once the client was closed."""
-        for socket, _ in self._poller.poll(self._wait_ms()):
-            if socket is self._bell:
-                socket.recv()
-            else:
-                self._receive(socket)
+        """Take what was submitted, wait for something to happen and act on it; False once the client was closed."""
         while True:
             try:
                 item = outbox.get_nowait()
@@ -234,14 +235,20 @@ class _Exchange:
             if item is None:
                 return False
             self._send(*item)
+        for socket, _ in self._poller.poll(self._wait_ms()):
+            if socket == self._ear.fileno():
+                self._ear.recv(4096)
+            else:
+                self._receive(socket)
         self._time_out()
         return True
 
     def close(self) -> None:
         for _, future, address in self._pending.values():
             future.set_exception(TimeoutError(f"side channel closed while asking {address}"))
-        for socket in (self._bell, *self._peers.values()):
-            socket.close()
+        self._ear.close()
+        for peer in self._peers.values():
+            peer.close()
 
     def _wait_ms(self) -> int | None:
         if not self._pending:

@@ -142,6 +142,45 @@ def test_closing_ends_what_is_under_way_and_all_threads():
     assert not [t for t in threading.enumerate() if t.name.startswith("bidikv")]
 
 
+@pytest.fixture
+def late(monkeypatch):
+    """I/O threads begin only once this is set."""
+    gate = threading.Event()
+
+    class Late(side_channel._Exchange):
+        def __init__(self, *arguments):
+            assert gate.wait(30)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(side_channel, "_Exchange", Late)
+    yield gate
+    gate.set()
+
+
+def test_a_question_before_the_thread_has_begun_is_asked(late):
+    """Nobody has to ask again for it to be heard."""
+    server, client = Server(free_address(), lambda data: data), Client()
+    try:
+        asked = client.submit(server.address, b"early", timeout_s=20)
+        late.set()
+        assert asked.result(10) == b"early"
+    finally:
+        client.close()
+        server.close()
+
+
+def test_closing_before_the_thread_has_begun_ends_it(late):
+    """The thread finds out without being told again."""
+    client = Client()
+    closing = threading.Thread(target=client.close, daemon=True)
+    closing.start()
+    while client._outbox.empty():
+        assert closing.is_alive()
+    late.set()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
 def test_running_out_of_descriptors_is_one_requests_loss(client, monkeypatch):
     """What fails while a question is sent fails that question; the thread answers the next one."""
     server = Server(free_address(), lambda data: data)
