@@ -221,4 +221,5 @@ def build(name):
 
 
 if __name__ == "__main__":
-    print(build(sys.argv[1]))  # noqa: T201
+    wanted = _folder(sys.argv[1])
+    print(wanted if wanted.is_dir() else build(sys.argv[1]))  # noqa: T201
