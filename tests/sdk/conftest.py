@@ -17,7 +17,8 @@ from hypothesis import settings
 import bidikv
 from bidikv.headers import REUSE_HEADER, SESSION_HEADER, ReuseHeader
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "suites"))
+for folder in ("suites", "doubles"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
 pytest.register_assert_rewrite("target", "client_suite", "langgraph_suite")
 
 # How long an example takes says little on a shared machine.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-import subprocess
 import sys
 
 import pytest
+from other_versions import install
 
 from bidikv.errors import ConfigurationError
 from bidikv.examples import bfcl_agent
@@ -21,17 +21,7 @@ VERSION = "2026.3.23"
 def bfcl(tmp_path_factory):
     """The package without what it asks for beside its tools; it is not installed, because its pins fit no engine."""
     folder = tmp_path_factory.mktemp("bfcl")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-    done = subprocess.run(
-        [*pip, "--no-deps", "--target", str(folder), f"bfcl-eval=={VERSION}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    if done.returncode != 0 and "No matching distribution" in done.stderr + done.stdout:
-        pytest.skip(f"bfcl-eval cannot be had here: {done.stderr.strip().splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr
+    install(folder, f"bfcl-eval=={VERSION}", what="bfcl-eval")
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     yield
