@@ -60,6 +60,8 @@ _log = logging.getLogger(__name__)
 _OPEN_PATHS: Final = frozenset({"/live", "/health", "/ready", "/metrics", "/openapi.json"})
 """Answered without a key."""
 _RECENT_TURNS: Final = 500
+_WATCH_AFTER_S: Final = 0.01
+"""A client that goes before is noticed then."""
 
 
 class RouterApp:
@@ -122,6 +124,7 @@ class RouterApp:
             max_queue=settings.max_queue,
             max_in_flight_per_tenant=settings.max_in_flight_per_tenant,
         )
+        self.metrics.in_flight.set_function(lambda: self._queue.running)
         context, self.upstream_identity = tls.upstream(settings)
         self._client = EngineClient(connect_timeout_s=settings.connect_timeout_s, tls=context)
         transfer = registry.build(settings, self._client)
@@ -263,6 +266,7 @@ class RouterApp:
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._client)
             stack.push_async_callback(self._releaser.close)
+            stack.callback(self._observer.tell)
             stack.push_async_callback(asyncio.to_thread, self._tracing.close)
             await self._state.open()
             stack.push_async_callback(self._state.close)
@@ -285,6 +289,7 @@ async def _while_connected(work: Awaitable[None], receive: Receive) -> None:
     """
     working, left = asyncio.current_task(), False
     assert working is not None  # noqa: S101  # a coroutine runs in a task
+    watching: asyncio.Task[None] | None = None
 
     async def watch() -> None:
         nonlocal left
@@ -292,7 +297,12 @@ async def _while_connected(work: Awaitable[None], receive: Receive) -> None:
         left = True
         working.cancel()
 
-    watching = asyncio.create_task(watch())
+    def begin() -> None:
+        nonlocal watching
+        watching = asyncio.create_task(watch())
+
+    # Not at once: whoever waits for an answer's beginning waits for this, too, and few go before it.
+    beginning = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, begin)
     try:
         await work
     except asyncio.CancelledError:
@@ -301,7 +311,9 @@ async def _while_connected(work: Awaitable[None], receive: Receive) -> None:
             raise ClientGone from None
         raise
     finally:
-        watching.cancel()
+        beginning.cancel()
+        if watching is not None:
+            watching.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -61,6 +61,7 @@ class Doorway(HttpToolsProtocol):
         # A client's mistakes are counted; a line for each would let it fill the disk.
         self.logger = _LOGGER
         self._reads_head = True
+        self._arrives = False
         self._head_bytes = self._header_bytes = 0
         self._fault: RouterFault | None = None
         self._running: RequestResponseCycle | None = None
@@ -93,22 +94,19 @@ class Doorway(HttpToolsProtocol):
             return
         if self._reads_head:
             self._head_bytes += len(data)
-            if self._deadline is None:
-                self._watch()
         super().data_received(data)
-        if (
-            self._reads_head
-            and self._head_bytes > self.bounds.max_head_bytes
-            and not self.transport.is_closing()
-        ):
+        if self._hangs_up or self.transport.is_closing():
+            return
+        if self._reads_head and self._head_bytes > self.bounds.max_head_bytes:
             self._refuse(HeadTooLarge(self.bounds.max_head_bytes))
+        elif self._deadline is None and (self._arrives or self._head_bytes):
+            # Most requests arrive in one piece, and need no timer.
+            self._watch()
 
     def on_message_begin(self) -> None:
         """A request begins, maybe right behind another one."""
         super().on_message_begin()
-        self._header_bytes = 0
-        if self._deadline is None:
-            self._watch()
+        self._header_bytes, self._arrives = 0, True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
@@ -125,7 +123,7 @@ class Doorway(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request has arrived."""
-        self._reads_head = True
+        self._reads_head, self._arrives = True, False
         self._unwatch()
         super().on_message_complete()
 

@@ -9,15 +9,17 @@ compression or retries.
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import httptools
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -62,8 +64,15 @@ class Origin:
 class Connection(asyncio.Protocol):
     """One connection, one exchange at a time: `start`, then `head`, then `read` until nothing comes."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, unused: Callable[[Connection], None]) -> None:
+        """Wait to be opened.
+
+        Args:
+            loop: Of the connection.
+            unused: Told when it has rested for as long as `rest` says.
+        """
         self._loop = loop
+        self._unused = unused
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._status = 0
@@ -78,7 +87,11 @@ class Connection(asyncio.Protocol):
         self._error: ConnectionBroke | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._waits_since_s = 0.0
+        self._deadline_s = math.inf
+        self._idle_s = math.inf
+        self._rests_until_s: float | None = None
         self._watch: asyncio.TimerHandle | None = None
+        self._looks_at_s = math.inf
 
     @property
     def reusable(self) -> bool:
@@ -89,14 +102,21 @@ class Connection(asyncio.Protocol):
             return False
         return self._keep_alive and transport is not None and not transport.is_closing()
 
-    def start(self, request: bytes, body: bytes) -> None:
+    def start(self, request: bytes, body: bytes, deadline_s: float = math.inf) -> None:
         """Send a request.
+
+        Args:
+            request: Line and headers.
+            body: What follows them.
+            deadline_s: On the loop's clock: no wait for the answer lasts longer, until `give_up_after` says otherwise.
 
         Raises:
             ConnectionBroke: The server has closed the connection meanwhile.
         """
         if self._transport is None or self._transport.is_closing():
             raise ConnectionBroke("the engine closed the connection")
+        self._rests_until_s, self._deadline_s, self._idle_s = None, deadline_s, math.inf
+        self._look_at(deadline_s)
         self._headers, self._head_bytes, self._has_head, self._complete = [], 0, False, False
         self._transport.writelines((request, body) if body else (request,))
 
@@ -105,6 +125,7 @@ class Connection(asyncio.Protocol):
 
         Raises:
             ConnectionBroke: They do not come.
+            TimeoutError: They do not come in time.
         """
         while not self._has_head:
             await self._more()
@@ -115,7 +136,7 @@ class Connection(asyncio.Protocol):
 
         Raises:
             ConnectionBroke: The end will not come.
-            TimeoutError: Nothing came for as long as `give_up_after` says.
+            TimeoutError: Nothing came in time.
         """
         while not self._chunks:
             if self._complete:
@@ -131,8 +152,9 @@ class Connection(asyncio.Protocol):
         return data
 
     def give_up_after(self, idle_s: float) -> None:
-        """From now on let a read that waits so long fail. One timer watches all reads: chunks are many."""
-        self._watch = self._loop.call_later(idle_s, self._look, idle_s)
+        """From now on there is no deadline, but a read that waits so long fails."""
+        self._deadline_s, self._idle_s = math.inf, idle_s
+        self._look_at(self._loop.time() + idle_s)
 
     def close(self) -> None:
         """Close at once; an engine that works on the answer aborts."""
@@ -141,11 +163,10 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def rest(self) -> None:
-        """The exchange is over: stop watching it."""
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+    def rest(self, until_s: float) -> None:
+        """The exchange is over; without another one the connection counts as unused at this time of the loop's clock."""
+        self._rests_until_s = until_s
+        self._look_at(until_s)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the way out."""
@@ -216,8 +237,10 @@ class Connection(asyncio.Protocol):
         """Wait until something comes."""
         if self._error is not None:
             raise self._error
-        self._waiter = self._loop.create_future()
         self._waits_since_s = self._loop.time()
+        if self._waits_since_s >= self._deadline_s:
+            raise TimeoutError
+        self._waiter = self._loop.create_future()
         try:
             await self._waiter
         finally:
@@ -234,15 +257,34 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _look(self, idle_s: float) -> None:
-        """Fail a read that has waited long enough, and look again when the next one could have."""
-        waiter, left_s = self._waiter, idle_s
-        if waiter is not None and not waiter.done():
-            left_s = self._waits_since_s + idle_s - self._loop.time()
-            if left_s <= 0:
-                waiter.set_exception(TimeoutError())
-                return
-        self._watch = self._loop.call_later(left_s, self._look, idle_s)
+    def _look_at(self, at_s: float) -> None:
+        """Look at this time, or before it.
+
+        A connection has one timer for all it waits for, and that is set anew only when it would come too late: exchanges and
+        reads are many, and mostly over before.
+        """
+        if at_s < self._looks_at_s:
+            if self._watch is not None:
+                self._watch.cancel()
+            self._watch, self._looks_at_s = self._loop.call_at(at_s, self._look), at_s
+
+    def _look(self) -> None:
+        """End what has lasted long enough, and look again when the rest could have."""
+        self._watch, self._looks_at_s = None, math.inf
+        now_s = self._loop.time()
+        waiter = self._waiter
+        is_waiting = waiter is not None and not waiter.done()
+        if self._rests_until_s is not None:
+            due_s = self._rests_until_s
+        else:
+            due_s = min(self._deadline_s, (self._waits_since_s if is_waiting else now_s) + self._idle_s)
+        if due_s > now_s:
+            if due_s < math.inf:
+                self._look_at(due_s)
+        elif self._rests_until_s is not None:
+            self._unused(self)
+        elif waiter is not None and is_waiting:
+            waiter.set_exception(TimeoutError())
 
 
 class Pool:
@@ -259,7 +301,7 @@ class Pool:
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
         self._tls = tls
-        self._idle: dict[Origin, dict[Connection, asyncio.TimerHandle]] = {}
+        self._idle: dict[Origin, dict[Connection, None]] = {}
         self._open: set[Connection] = set()
 
     async def take(self, origin: Origin) -> Connection:
@@ -270,8 +312,7 @@ class Pool:
         """
         idle = self._idle.get(origin)
         while idle:
-            connection, closing = idle.popitem()
-            closing.cancel()
+            connection, _ = idle.popitem()
             if connection.reusable:
                 return connection
             self._drop(connection)
@@ -282,15 +323,11 @@ class Pool:
         if not connection.reusable:
             self._drop(connection)
             return
-        connection.rest()
-        closing = asyncio.get_running_loop().call_later(self._idle_s, self._expire, origin, connection)
-        self._idle.setdefault(origin, {})[connection] = closing
+        connection.rest(asyncio.get_running_loop().time() + self._idle_s)
+        self._idle.setdefault(origin, {})[connection] = None
 
     def close(self) -> None:
         """Close every connection, busy ones too."""
-        for idle in self._idle.values():
-            for closing in idle.values():
-                closing.cancel()
         self._idle.clear()
         for connection in self._open:
             connection.close()
@@ -301,7 +338,10 @@ class Pool:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(loop), origin.host, origin.port, ssl=self._context(origin)
+                    lambda: Connection(loop, partial(self._expire, origin)),
+                    origin.host,
+                    origin.port,
+                    ssl=self._context(origin),
                 )
         except (OSError, UnicodeError) as error:  # a timeout, too; and a name that cannot be one
             raise ConnectFailed(str(error)) from error

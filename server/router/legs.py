@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from bidikv_server.reasons import Reason
 from bidikv_server.router.core.engines import Role
@@ -109,6 +109,7 @@ class Legs:
         engine: EngineSnapshot,
         *,
         tokens: int = 0,
+        then: EngineSnapshot | None = None,
         had_handle: bool = False,
         alone_by_choice: bool = False,
     ) -> Iterator[Leg]:
@@ -118,6 +119,7 @@ class Legs:
             tried: What its turn has tried.
             engine: Where it runs.
             tokens: About how many it will compute.
+            then: The decode engine that its turn is on its way to, while its prompt is computed here.
             had_handle: It has to pull, and may fail at that alone.
             alone_by_choice: Decode does without prefill although it need not, and may fail at that alone.
 
@@ -128,6 +130,8 @@ class Legs:
         watched = tried.watch.leg(engine.role, engine.url)
         ahead = self._engines.leg_started(engine.url, engine.role, tokens)
         leg = Leg(ahead, time.monotonic(), watched.headers)
+        if then is not None:
+            self._engines.turn_expected(then.url, 1)
         try:
             yield leg
             outcome = "broke" if leg.broke else "ok"
@@ -146,30 +150,19 @@ class Legs:
             raise
         finally:
             self._engines.leg_ended(engine.url, engine.role, tokens)
+            if then is not None:
+                self._engines.turn_expected(then.url, -1)
             seconds = leg.seconds
             watched.ended(outcome, seconds)
             self._metrics.leg_seconds.labels(engine.role, outcome).observe(seconds)
 
-    @contextlib.contextmanager
-    def prepared(self, tried: Tried, engine: EngineSnapshot) -> Iterator[None]:
+    def unprepared(self, tried: Tried, engine: EngineSnapshot, fault: UpstreamFault) -> NoReturn:
         """Turn a fault in what has to be known before a leg into one engine less for its turn.
 
         Raises:
             LegFailed: In place of the fault.
         """
-        try:
-            yield
-        except UpstreamFault as fault:
-            self._give_up(tried, engine, LegFailed(fault), had_handle=False)
-
-    @contextlib.contextmanager
-    def expected(self, engine: EngineSnapshot) -> Iterator[None]:
-        """Count a turn among those on their way to a decode engine, while its prompt is computed elsewhere."""
-        self._engines.turn_expected(engine.url, 1)
-        try:
-            yield
-        finally:
-            self._engines.turn_expected(engine.url, -1)
+        self._give_up(tried, engine, LegFailed(fault), had_handle=False)
 
     def settle(self, tried: Tried) -> None:
         """A turn was answered well after all: what failed it before was at fault."""
@@ -206,7 +199,7 @@ class Legs:
         *,
         had_handle: bool,
         alone_by_choice: bool = False,
-    ) -> None:
+    ) -> NoReturn:
         """Leave an engine out of the turn's next attempt.
 
         An engine that answers but fails with a handle may have failed at pulling. Prefill gets the request once more,

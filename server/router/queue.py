@@ -91,7 +91,8 @@ class TurnQueue:
             TooManyTurns: No room to run or to wait, or none any more: a tenant that holds less came.
             ShuttingDown: The router stops.
         """
-        self.check(tenant)
+        if self.phase is not Phase.SERVING:
+            raise self._refused(ShuttingDown())
         try:
             ticket, displaced = self._admission.enter(tenant)
         except QueueFull:

@@ -64,8 +64,7 @@ class Routes:
                 raise BadRequest(str(invalid), param=invalid.param) from invalid
             request = await self._responses.place(request)
             passed_on = {**self._access.engine_headers(headers), "X-Request-Id": watch.request_id}
-            with self._metrics.in_flight.track_inprogress():
-                await self._turns.serve(request, passed_on, reply, watch)
+            await self._turns.serve(request, passed_on, reply, watch)
 
     async def live(self, _scope: Scope, _raw: bytes, reply: Reply) -> None:
         """GET /live: 200 while the router itself works, whatever its engines do."""

@@ -6,11 +6,11 @@ event. Only a turn that ended cleanly takes its place in the conversation table.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 from bidikv.headers import KEY_HEADER, REUSE_HEADER
 from bidikv_server.reasons import Reason
@@ -36,7 +36,7 @@ from bidikv_server.router.transfer.system import LegOrder
 from bidikv_server.router.upstream import EngineClient, StreamWaits
 
 if TYPE_CHECKING:
-    import asyncio
+    from collections.abc import Callable
 
     from bidikv.headers import ReuseHeader
     from bidikv_server.router.access import Access
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from bidikv_server.router.watch import TurnWatch
 
 _log = logging.getLogger(__name__)
+P = ParamSpec("P")
 _SESSION = KEY_HEADER.encode()
 
 
@@ -169,10 +170,12 @@ class TurnService:
 
     async def _begin_transfer(self, turn: Turn, plan: RoutePlan) -> Transfer:
         attempt = turn.attempt(plan, token_ids=self._wants_tokens(turn))
-        if plan.prefill is None:
+        try:
             return await self._transfer.begin(attempt)
-        with self._legs.prepared(turn.tried, plan.prefill):
-            return await self._transfer.begin(attempt)
+        except UpstreamFault as fault:
+            if plan.prefill is None:
+                raise
+            self._legs.unprepared(turn.tried, plan.prefill, fault)
 
     def _wants_tokens(self, turn: Turn) -> bool:
         """Whether decode takes the prompt's tokens from prefill's answer."""
@@ -183,13 +186,13 @@ class TurnService:
             return NOTHING_KNOWN
         asked = transfer.prefill
         body = prefill_body(turn.request, asked.params, token_ids=self._wants_tokens(turn))
-        in_turn = self._transfer.order is LegOrder.IN_TURN
-        with (
-            self._legs.expected(plan.decode) if in_turn else nullcontext(),
-            self._legs.run(
-                turn.tried, plan.prefill, tokens=plan.prefill_tokens, had_handle=transfer.pulls
-            ) as leg,
-        ):
+        with self._legs.run(
+            turn.tried,
+            plan.prefill,
+            tokens=plan.prefill_tokens,
+            then=plan.decode if self._transfer.order is LegOrder.IN_TURN else None,
+            had_handle=transfer.pulls,
+        ) as leg:
             answer = await self._client.post(
                 plan.prefill.url,
                 turn.request.path,
@@ -204,7 +207,8 @@ class TurnService:
                 raise LegFailed(
                     UpstreamFault(f"Engine {plan.prefill.url} gave an unusable answer: {error}.")
                 ) from error
-        self._placer.prefilled(
+        _soon(
+            self._placer.prefilled,
             plan,
             turn.request.chain,
             transfer.account(prefilled, None),
@@ -247,9 +251,9 @@ class TurnService:
                     reuse = transfer.account(await prefilling, plan.reason)
                     turn.watch.planned(plan, reuse)
                     turn.watch.answers(turn.ttft_s)
-                    self._metrics.ttft_seconds.labels(reuse.reason).observe(turn.ttft_s)
+                    _soon(self._metrics.ttft_seconds.labels(reuse.reason).observe, turn.ttft_s)
                     if answer.is_event_stream:
-                        self._placer.streamed(plan, seconds=leg.seconds, now_s=time.monotonic())
+                        _soon(self._placer.streamed, plan, seconds=leg.seconds, now_s=time.monotonic())
                 reply.extra[REUSE_HEADER.encode()] = reuse.format().encode()
                 failure = await relay(
                     turn.watch.reading(answer),
@@ -298,3 +302,8 @@ class TurnService:
     def _count_failure(self, turn: Turn, cause: str) -> None:
         turn.watch.failed(cause)
         self._metrics.failed_turns.labels(cause).inc()
+
+
+def _soon(note: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
+    """Take a note once what is about to be sent is on its way: somebody waits for that."""
+    asyncio.get_running_loop().call_soon(partial(note, *arguments, **named))

@@ -16,7 +16,7 @@ from bidikv_server.router.errors import UpstreamConnectFailed, UpstreamFault, Up
 from bidikv_server.router.http1 import ConnectFailed, ConnectionBroke, Origin, Pool, request_head
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -175,45 +175,48 @@ class EngineClient:
         """
         data = b"" if body is None else _encoded(body)
         head = _head("GET" if body is None else "POST", url, path, headers, len(data))
-        async with self._exchange(url) as connection:
-            with _mapped(url):
-                async with asyncio.timeout(waits.first_byte_s):
-                    connection.start(head, data)
-                    status, received = await connection.head()
-                    is_events = _is_event_stream(received)
-                    first = await connection.read()
-                    while is_events and began is not None and not began(first):
-                        more = await connection.read()
-                        if not more:
-                            break
-                        first += more
+        origin, mapped = _origin(url), _Mapped(url)
+        with mapped:
+            connection = await self._pool.take(origin)
+        try:
+            with mapped:
+                connection.start(head, data, _now_s() + waits.first_byte_s)
+                status, received = await connection.head()
+                is_events = _is_event_stream(received)
+                first = await connection.read()
+                while is_events and began is not None and not began(first):
+                    more = await connection.read()
+                    if not more:
+                        break
+                    first += more
             connection.give_up_after(waits.idle_s)
             yield StreamedAnswer(status, _kept(received), is_events, first, _rest(url, connection))
+        finally:
+            # What is left unread closes it.
+            self._pool.give_back(origin, connection)
 
     async def _whole(self, url: EngineUrl, head: bytes, data: bytes, timeout_s: float) -> Answer:
-        with _mapped(url):
-            async with asyncio.timeout(timeout_s), self._exchange(url) as connection:
-                connection.start(head, data)
+        origin, deadline_s = _origin(url), _now_s() + timeout_s
+        with _Mapped(url):
+            connection = await self._pool.take(origin)
+            try:
+                connection.start(head, data, deadline_s)
                 status, received = await connection.head()
                 pieces = []
                 while piece := await connection.read():
                     pieces.append(piece)
-                return Answer(status, _kept(received), b"".join(pieces))
+            finally:
+                self._pool.give_back(origin, connection)
+        return Answer(status, _kept(received), b"".join(pieces))
 
-    @contextlib.asynccontextmanager
-    async def _exchange(self, url: EngineUrl) -> AsyncGenerator[Connection]:
-        """A connection for one request. What is left unread at the end closes it."""
-        origin = _origin(url)
-        with _mapped(url):
-            connection = await self._pool.take(origin)
-        try:
-            yield connection
-        finally:
-            self._pool.give_back(origin, connection)
+
+def _now_s() -> float:
+    """On the clock of the connections' deadlines."""
+    return asyncio.get_running_loop().time()
 
 
 async def _rest(url: EngineUrl, connection: Connection) -> AsyncIterator[bytes]:
-    with _mapped(url):
+    with _Mapped(url):
         while chunk := await connection.read():
             yield chunk
 
@@ -244,17 +247,26 @@ def _is_event_stream(headers: Headers) -> bool:
     )
 
 
-@contextlib.contextmanager
-def _mapped(url: EngineUrl) -> Iterator[None]:
-    """Turn the connection's errors into router faults; their messages name the engine and never a prompt."""
-    try:
-        yield
-    except ConnectFailed as error:
-        raise UpstreamConnectFailed(_why_unreachable(url, error.__cause__)) from error
-    except TimeoutError as error:
-        raise UpstreamTimedOut(f"Engine {url} did not answer in time.") from error
-    except ConnectionBroke as error:
-        raise UpstreamFault(f"The connection to engine {url} broke: {error}.") from error
+class _Mapped:
+    """Turns the connection's errors into router faults; their messages name the engine and never a prompt."""
+
+    __slots__ = ("_url",)
+
+    def __init__(self, url: EngineUrl) -> None:
+        self._url = url
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, ConnectFailed):
+            raise UpstreamConnectFailed(_why_unreachable(self._url, error.__cause__)) from error
+        if isinstance(error, TimeoutError):
+            raise UpstreamTimedOut(f"Engine {self._url} did not answer in time.") from error
+        if isinstance(error, ConnectionBroke):
+            raise UpstreamFault(f"The connection to engine {self._url} broke: {error}.") from error
 
 
 def _why_unreachable(url: EngineUrl, cause: BaseException | None) -> str:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("bidikv_server.router.turn")
 _WATCH: Final = "bidikv.watch"
 CLIENT_GONE: Final = "client_gone"
+_UNTOLD_S: Final = 0.005
+"""How long a turn's line may wait."""
 
 
 class LegWatch:
@@ -171,12 +173,13 @@ class TurnWatch:
 
 
 class Observer:
-    """Watches every turn of one router."""
+    """Watches every turn of one router. One event loop only."""
 
     def __init__(self, tracing: Tracing, recent: RecentTurns, metrics: RouterMetrics) -> None:
         self._tracing = tracing
         self._recent = recent
         self._metrics = metrics
+        self._untold: list[TurnReport] = []
 
     @contextlib.contextmanager
     def turn(self, scope: Scope, reply: Reply) -> Iterator[None]:
@@ -210,7 +213,19 @@ class Observer:
             report = watch.ended(reply.status or status, now_s)
             self._recent.add(report, now_s)
             if _log.isEnabledFor(logging.INFO):
-                _log.info("turn", extra=log_fields(fields(report)))
+                self._tell_soon(report)
+
+    def tell(self) -> None:
+        """Write the lines of the turns that have ended."""
+        untold, self._untold = self._untold, []
+        for report in untold:
+            _log.info("turn", extra=log_fields(fields(report)))
+
+    def _tell_soon(self, report: TurnReport) -> None:
+        """A client that has its answer may send its next turn at once, which does not wait for a line about this one."""
+        self._untold.append(report)
+        if len(self._untold) == 1:
+            asyncio.get_running_loop().call_later(_UNTOLD_S, self.tell)
 
     def _count_interrupted(self, watch: TurnWatch, cause: str) -> None:
         """Only here it is known who ended a turn from outside: its client, or the router that stops."""

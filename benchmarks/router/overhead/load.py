@@ -24,6 +24,8 @@ from overhead.scenarios import SCENARIOS, Scenario
 from overhead.traffic import Turn, conversation, large_conversation
 
 LARGE_TURNS: Final = 12
+_GOLDEN: Final = 0.6180339887
+"""Spreads the clients' beginnings evenly and in no step with the pace of their streams, whose events would come in bursts."""
 _CONVERSATIONS: Final = 4
 """Written for each client; then they repeat under the same names, as retries and forks do."""
 
@@ -78,7 +80,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     async def play(number: int, turns: list[Turn]) -> None:
         client = Client(arguments.ports, sight)
-        await asyncio.sleep(scenario.spread_s * number / arguments.clients)
+        await asyncio.sleep(scenario.spread_s * (number * _GOLDEN % 1.0))
         try:
             for turn in itertools.cycle(turns):
                 await client.play(turn)

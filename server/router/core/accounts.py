@@ -9,7 +9,7 @@ from bidikv.headers import ReuseHeader
 from bidikv_server import wire
 from bidikv_server.reasons import Reason
 from bidikv_server.router.core import prompt_tokens
-from bidikv_server.router.core.json_bytes import fields_in, read_value
+from bidikv_server.router.core.json_bytes import encode, fields_in, read_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -53,9 +53,9 @@ def read_prefill_answer(raw: bytes) -> PrefillAnswer:
     params = fields_in(answer.get("kv_transfer_params"))
     account = fields_in(params.pop(wire.KEY, None))
     token_ids = prompt_tokens.returned(answer, account)
-    told = {name: read_value(value) for name, value in account.items() if name != prompt_tokens.FIELD}
+    account.pop(prompt_tokens.FIELD, None)
+    told, handle = read_value(encode(account)), read_value(encode(params))
     usage = read_value(answer["usage"]) if "usage" in answer else None
-    handle = {name: read_value(value) for name, value in params.items()}
     return PrefillAnswer(
         handle or None, _reuse(told, _prompt_tokens(usage)), token_ids, _cached_tokens(usage)
     )

@@ -73,6 +73,9 @@ def media_of(body: Mapping[str, Any]) -> Media:
     """Look at every part and item of a request."""
     present = named = False
     for part in parts(body):
+        if len(part) == 2 and type(part.get("content")) is str and type(part.get("role")) is str:
+            # Most messages of most histories: a text, and whose it is.
+            continue
         present = present or _is_media(part)
         named = named or part.get("uuid") is not None
     return Media(present, named) if present or named else _NONE

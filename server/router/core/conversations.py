@@ -138,13 +138,16 @@ class ConversationTable:
         own = (
             ancestor if ancestor and self._turns.owner(ancestor) == place else self._deepest_of(place, chain)
         )
+        # Mostly one and the same turn.
+        newest = 0 if self._nameless[place] else self._newest[place]
+        turn = self._turn(ancestor)
         return Match(
             key=key,
             digest=chain.prefixes[-1] if chain.prefixes else None,
             depth=len(chain.prefixes),
-            ancestor=self._turn(ancestor),
-            own=self._turn(own),
-            latest=self._latest(place),
+            ancestor=turn,
+            own=turn if own == ancestor else self._turn(own),
+            latest=turn if newest and newest == ancestor else self._latest(place),
         )
 
     def commit(self, match: Match, holder: Holder, now_s: float) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _HALF_PAIR: Final = re.compile(rb"\\u[dD][89abABcdefCDEF]")
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -147,6 +147,5 @@ def encode_from(source: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     )
 
 
-def canonical(value: Any) -> bytes:
-    """Write a value so that equal values give equal bytes: fields in order, no white space."""
-    return _CANONICAL.encode(value)
+canonical: Final[Callable[[Any], bytes]] = _CANONICAL.encode
+"""Writes a value so that equal values give equal bytes: fields in order, no white space. A long prompt has a thousand steps."""

@@ -6,6 +6,7 @@ What is possible is worked out here; what is best of that, policies say (`choice
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from bidikv_server.reasons import Reason
@@ -71,6 +72,9 @@ class Excluded:
         """Whether an engine may still be tried."""
         failed = self.prefill if engine.role is Role.PREFILL else self.decode
         return engine.url not in failed and (engine.role, engine.url) not in self.refused
+
+
+_NOBODY: Final = Excluded()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,27 +189,28 @@ def plan_route(
     Raises:
         NoHealthyEngine: Nothing can serve the turn.
     """
-    excluded = excluded or Excluded()
+    excluded = excluded or _NOBODY
     decode, placement = _choose_decode(match, engines, excluded, policies.decode)
     held = lies_on(decode, match)
-    plan = RoutePlan(
+    plan = partial(
+        RoutePlan,
         decode,
-        None,
-        (),
-        alone,
-        placement,
+        placement=placement,
         decode_tokens=tokens_to_fetch(known, held=held),
         prompt_tokens=known.prompt.tokens if known is not None and known.prompt is not None else None,
     )
     if alone is not None:
-        return plan
+        return plan(None, (), alone)
     options = _available(engines, Role.PREFILL, excluded, at_any_rate=prefill_required)
     if not options and prefill_required:
         raise NoHealthyEngine(Role.PREFILL)
     if not options:
-        return replace(plan, reason=barred or Reason.NO_PREFILL)
+        return plan(None, (), barred or Reason.NO_PREFILL)
     sources, reason = _sources(match, engines, excluded, barred)
-    option, choice = policies.prefill(tuple(prefill_option(engine, known, sources) for engine in options))
+    only = len(options) == 1
+    option, choice = policies.prefill(
+        tuple([prefill_option(engine, known, sources, only=only) for engine in options])
+    )
     mode, why, tokens = Mode.RECOMPUTE, ModeReason.ONLY_WAY, option.computed_tokens
     if sources:
         may_run_alone = not (prefill_required or together)
@@ -213,16 +218,15 @@ def plan_route(
             mode_view(option, decode, known, held=held, may_run_alone=held and may_run_alone)
         )
         if mode is Mode.ALONE and may_run_alone:
-            return replace(plan, reason=Reason.DECODE_CHEAPER, mode_reason=why)
+            return plan(None, (), Reason.DECODE_CHEAPER, mode_reason=why)
         if mode is Mode.RECOMPUTE:
             sources, reason, tokens = (), Reason.RECOMPUTE_CHEAPER, tokens + option.pulled_tokens
         elif mode is Mode.ALONE:
             mode, why = Mode.READBACK, ModeReason.ONLY_WAY
-    return replace(
-        plan,
-        prefill=option.engine,
-        sources=sources,
-        reason=reason,
+    return plan(
+        option.engine,
+        sources,
+        reason,
         prefill_choice=choice,
         mode=mode,
         mode_reason=why,

@@ -100,15 +100,18 @@ def parsed(arguments: Any) -> Any:
 def _chat(messages: Any, options: dict[str, Any], *, normalise: bool) -> Prompt:
     if not _is_list_of_objects(messages) or not messages:
         return Prompt("chat", options, [], messages)
-    steps = (_chat_message(message, normalise=normalise) for message in messages)
-    return Prompt("chat", options, [step for step in steps if step is not None])
+    steps: list[Any] = []
+    for message in messages:
+        if len(message) == 2 and message.get("role") in _PLAIN_ROLES and type(message.get("content")) is str:
+            # Most messages of most histories: nothing to leave out.
+            steps.append(message)
+        elif (step := _chat_message(message, normalise=normalise)) is not None:
+            steps.append(step)
+    return Prompt("chat", options, steps)
 
 
 def _chat_message(message: dict[str, Any], *, normalise: bool) -> dict[str, Any] | None:
     """What of a message decides its place; None for a system message that says nothing but noise."""
-    if len(message) == 2 and isinstance(message.get("content"), str) and message.get("role") in _PLAIN_ROLES:
-        # Most messages of most histories: nothing to leave out.
-        return message
     essence = {name: message[name] for name in _MESSAGE_FIELDS if message.get(name) is not None}
     if "content" in essence:
         essence["content"] = _content(essence["content"], normalise=normalise)

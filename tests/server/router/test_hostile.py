@@ -134,6 +134,7 @@ SLOW = (
     (head(b"Content-Length: 100"), b"{"),
     (head(b"Transfer-Encoding: chunked"), b"2\r\n{"),
     (b"GET /live HTTP/1.1\r\nHost: h\r\n\r\nGET /li",),
+    (b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n", b"GET /li"),
 )
 
 
@@ -143,6 +144,17 @@ async def test_slow_requests():
         sent = (asyncio.wait_for(exchange(port, Attack("slow", pieces)), ANSWER_S) for pieces in SLOW)
         assert [statuses[-1] for statuses in await asyncio.gather(*sent)] == [408] * len(SLOW)
         await good(port)
+
+
+async def test_line_ends_are_no_request():
+    """Nor do they keep a connection open that has had its answer."""
+    async with routing(request_timeout_s=0.3) as (port, *_):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert b"ok" in await reader.readuntil(b"}")
+        writer.write(b"\r\n")
+        assert b" 408 " in await asyncio.wait_for(reader.read(), ANSWER_S)
+        writer.close()
 
 
 async def test_a_long_answer_is_not_a_slow_request():

@@ -195,6 +195,51 @@ async def test_silence(engine):
     await asyncio.wait_for(script.gone.wait(), 5)
 
 
+async def test_a_deadline(engine):
+    """It holds for the whole answer, however often something comes, until `give_up_after` takes its place."""
+    script, origin, pool = engine
+    script.steps.append((CHUNKED, WAIT, b"1\r\na\r\n", WAIT))
+    connection = await pool.take(origin)
+    deadline_s = asyncio.get_running_loop().time() + 0.05
+    connection.start(request_head("POST", "/", origin, {}, 0), b"", deadline_s)
+    await connection.head()
+    with pytest.raises(TimeoutError):
+        await connection.read()
+    script.more.set()
+    await eventually(lambda: connection._chunks)
+    assert await connection.read() == b"a"
+    with pytest.raises(TimeoutError):
+        await connection.read()
+    pool.give_back(origin, connection)
+    await asyncio.wait_for(script.gone.wait(), 5)
+
+
+async def test_one_timer_for_everything(engine):
+    """A connection that rested, and was taken again before its time, outlives that time; then it rests anew."""
+    script, origin, _ = engine
+    pool = Pool(connect_timeout_s=5.0, idle_s=0.05)
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx"
+    script.steps += [(answer,), (CHUNKED, WAIT, b"1\r\na\r\n0\r\n\r\n"), (answer,)]
+    loop = asyncio.get_running_loop()
+    assert (await ask(pool, origin))[2] == b"x"
+    connection = await pool.take(origin)
+    connection.start(request_head("POST", "/", origin, {}, 0), b"", loop.time() + 30.0)
+    await connection.head()
+    ends_s = loop.time() + 0.2
+    await eventually(lambda: loop.time() > ends_s)
+    assert not script.gone.is_set()
+    connection.give_up_after(30.0)
+    script.more.set()
+    assert await connection.read() == b"a"
+    assert await connection.read() == b""
+    pool.give_back(origin, connection)
+    assert (await ask(pool, origin))[2] == b"x"
+    assert script.connections == 1
+    await asyncio.wait_for(script.gone.wait(), 5)
+    assert not pool._idle[origin]
+    pool.close()
+
+
 async def test_leaving_early_closes(engine):
     """An answer that is not read to its end takes its connection with it: the engine shall stop."""
     script, origin, pool = engine

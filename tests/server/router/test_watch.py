@@ -5,12 +5,15 @@ import io
 import json
 import logging
 
+import httpx2
 import pytest
-from fake_engine import CHAT_EVENTS, Failure, eventually
+from fake_engine import CHAT_EVENTS, Failure, eventually, serving
 
-from bidikv_server.router import routes
+from bidikv_server.router import routes, watch
+from bidikv_server.router.app import create_app
 from bidikv_server.router.core.identity import SOURCES
 from bidikv_server.router.logs import JsonFormatter, TextFormatter
+from bidikv_server.router.settings import RouterSettings
 
 pytestmark = pytest.mark.anyio
 
@@ -116,6 +119,16 @@ async def test_refused_turns_have_their_line(start, lines, body, key, outcome):
     assert (told["outcome"], told["status"], answer.status_code) == (*outcome, outcome[1])
     assert answer.headers["x-request-id"] == told["request_id"]
     assert "conversation" not in told
+
+
+async def test_a_stop_loses_no_line(lines, monkeypatch):
+    """Lines that wait for their moment are written when the router stops."""
+    monkeypatch.setattr(watch, "_UNTOLD_S", 600.0)
+    app = create_app(RouterSettings(prefill=("http://127.0.0.1:1",), decode=("http://127.0.0.1:1",)))
+    async with serving(app, lifespan="on") as (url,), httpx2.AsyncClient(base_url=url) as client:
+        assert (await client.post("/v1/completions", content=b"{")).status_code == 400
+        assert lines.turns == []
+    assert [told["outcome"] for told in lines.turns] == ["invalid_request"]
 
 
 @pytest.mark.parametrize(
