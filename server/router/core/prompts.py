@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CHUNK_CHARACTERS: Final = 256
-"""Step of a text prompt's chain."""
+"""First steps of a text prompt's chain."""
 CHUNK_IDS: Final = 64
-"""Step of a token-id prompt's chain."""
+"""First steps of a token-id prompt's chain."""
+CHUNKS_OF_A_SIZE: Final = 1024
+"""After so many steps they become four times as long: the largest body has a few thousand, and all clients wait for them."""
 
 _OPTIONS: Final = (
     "tools",
@@ -262,8 +264,18 @@ def _completion(prompt: Any, options: dict[str, Any]) -> Prompt:
         size, kind = CHUNK_IDS, "ids"
     else:
         return Prompt("other", options, [], whole)
-    end = len(prompt) - len(prompt) % size
-    return Prompt(kind, options, [prompt[start : start + size] for start in range(0, end, size)], whole)
+    return Prompt(kind, options, _chunks(prompt, size), whole)
+
+
+def _chunks(prompt: Any, size: int) -> list[Any]:
+    """What a prompt is cut into: its whole chunks. Where one ends depends on nothing but its place."""
+    chunks: list[Any] = []
+    start = 0
+    while len(prompt) - start >= size:
+        end = start + min((len(prompt) - start) // size, CHUNKS_OF_A_SIZE) * size
+        chunks += [prompt[begin : begin + size] for begin in range(start, end, size)]
+        start, size = end, 4 * size
+    return chunks
 
 
 def _is_list_of_objects(value: Any) -> bool:

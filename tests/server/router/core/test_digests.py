@@ -1,9 +1,12 @@
 """What counts as the same history, and what does not."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bidikv_server.router.core.digests import chain
 from bidikv_server.router.core.ids import Scope
+from bidikv_server.router.core.prompts import CHUNK_CHARACTERS, CHUNKS_OF_A_SIZE, _chunks
 
 SCOPE = Scope("t", "m")
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1, "b": "x"}'}}
@@ -96,6 +99,18 @@ def test_completions(unit):
     assert chain({"prompt": unit * 301}, SCOPE).prefixes == short.prefixes
     assert chain({"prompt": unit * 301}, SCOPE).whole != short.whole
     assert chain({"prompt": [unit * 300]}, SCOPE).prefixes == short.prefixes
+
+
+@given(st.integers(0, 3_000_000), st.integers(0, 600_000))
+@settings(max_examples=25)
+def test_chunks_of_long_prompts(length, more):
+    """They grow, so that no prompt has very many, and end at the same places whatever follows."""
+    short, long = "x" * length, "x" * length + "y" * more
+    chunks, longer = _chunks(short, CHUNK_CHARACTERS), _chunks(long, CHUNK_CHARACTERS)
+    assert longer[: len(chunks)] == chunks
+    assert "".join(longer) == long[: sum(map(len, longer))]
+    assert len(long) - sum(map(len, longer)) < (len(longer[-1]) * 4 if longer else CHUNK_CHARACTERS)
+    assert len(longer) < 4 * CHUNKS_OF_A_SIZE
 
 
 def test_text_and_ids_are_apart():
