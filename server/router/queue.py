@@ -78,8 +78,7 @@ class TurnQueue:
             TooManyTurns: No room to run or to wait.
             ShuttingDown: The router stops, or has not started yet.
         """
-        if self.phase is not Phase.SERVING:
-            raise self._refused(ShuttingDown())
+        self._check_phase()
         if self._admission.full(tenant):
             raise self._refused(TooManyTurns())
 
@@ -91,8 +90,7 @@ class TurnQueue:
             TooManyTurns: No room to run or to wait, or none any more: a tenant that holds less came.
             ShuttingDown: The router stops.
         """
-        if self.phase is not Phase.SERVING:
-            raise self._refused(ShuttingDown())
+        self._check_phase()
         try:
             ticket, displaced = self._admission.enter(tenant)
         except QueueFull:
@@ -107,6 +105,10 @@ class TurnQueue:
             if ticket not in self._displaced:
                 self._leave(ticket)
             self._displaced.discard(ticket)
+
+    def _check_phase(self) -> None:
+        if self.phase is not Phase.SERVING:
+            raise self._refused(ShuttingDown())
 
     async def _wait(self, ticket: Ticket) -> None:
         turn_up = self._turns_up[ticket] = asyncio.get_running_loop().create_future()

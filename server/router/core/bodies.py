@@ -72,19 +72,6 @@ _DEFAULT_LIMIT: Final = 16
 """`max_tokens` of a completion that says nothing of it."""
 _RETURNING: Final = frozenset({CHAT_PATH, COMPLETIONS_PATH})
 """Endpoints that return a prompt's token ids themselves (`return_token_ids`)."""
-_OBSTACLES: Final = frozenset(
-    {
-        "best_of",
-        "echo",
-        "n",
-        "prompt",
-        "prompt_embeds",
-        "prompt_logprobs",
-        "truncate_prompt_tokens",
-        "use_beam_search",
-    }
-)
-"""Without any of these fields two engines can serve a chat."""
 _ENGINE_TOOLS: Final = frozenset({"code_interpreter", "container", "mcp", "web_search_preview"})
 """Tools of the Responses API that an engine with a tool server runs itself."""
 
@@ -145,9 +132,6 @@ def decode_params(
 
 def runs_alone(request: TurnRequest) -> Reason | None:
     """Why decode has to serve the request without prefill; None if two engines can."""
-    if request.path == CHAT_PATH and _OBSTACLES.isdisjoint(request.body):
-        # Most requests.
-        return None
     if request.previous_response is not None:
         return Reason.PREVIOUS_RESPONSE
     if not can_disaggregate(request.body) or _truncates_by_limit(request) or _runs_tools(request):

@@ -101,7 +101,7 @@ class PrefillOption:
         cached_tokens: How much of the prompt it has computed before.
         computed_tokens: How much it would have to compute.
         pulled_tokens: How much it could read back.
-        expected_s: How long its leg would take; None while too little was measured, and where it is the only one.
+        expected_s: How long its leg would take; None while too little was measured.
     """
 
     engine: EngineSnapshot

@@ -55,10 +55,8 @@ def tokens_to_fetch(known: Known | None, *, held: bool) -> int | None:
     return known.prompt.new_tokens if held else known.prompt.tokens
 
 
-def prefill_option(
-    engine: EngineSnapshot, known: Known | None, sources: tuple[str, ...], *, only: bool = False
-) -> PrefillOption:
-    """What a prefill engine would have to do, if it may read back from these; the only one is not weighed against others."""
+def prefill_option(engine: EngineSnapshot, known: Known | None, sources: tuple[str, ...]) -> PrefillOption:
+    """What a prefill engine would have to do, if it may read back from these."""
     if known is None or known.prompt is None:
         return PrefillOption(engine)
     prompt = known.prompt
@@ -66,8 +64,6 @@ def prefill_option(
     missing = max(0, prompt.tokens - cached)
     computed = min(missing, prompt.new_tokens) if sources else missing
     pulled = missing - computed
-    if only:
-        return PrefillOption(engine, cached, computed, pulled)
     expected_s = known.costs.prefill_s(
         engine.url,
         ahead=engine.backlog_tokens,

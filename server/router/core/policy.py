@@ -207,10 +207,7 @@ def plan_route(
     if not options:
         return plan(None, (), barred or Reason.NO_PREFILL)
     sources, reason = _sources(match, engines, excluded, barred)
-    only = len(options) == 1
-    option, choice = policies.prefill(
-        tuple([prefill_option(engine, known, sources, only=only) for engine in options])
-    )
+    option, choice = policies.prefill(tuple(prefill_option(engine, known, sources) for engine in options))
     mode, why, tokens = Mode.RECOMPUTE, ModeReason.ONLY_WAY, option.computed_tokens
     if sources:
         may_run_alone = not (prefill_required or together)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 
 import pytest
 from fake_engine import eventually
@@ -103,6 +104,15 @@ async def ask(pool, origin, body=b"{}"):
         pool.give_back(origin, connection)
 
 
+async def begun(pool, origin, within_s=math.inf):
+    """A connection whose answer has begun; all of it has to come within so many seconds."""
+    connection = await pool.take(origin)
+    deadline_s = asyncio.get_running_loop().time() + within_s
+    connection.start(request_head("POST", "/", origin, {}, 0), b"", deadline_s)
+    await connection.head()
+    return connection
+
+
 @pytest.mark.parametrize(
     ("pieces", "body"),
     [
@@ -184,9 +194,7 @@ async def test_silence(engine):
     """A read that waits too long fails; one that gets something in time does not."""
     script, origin, pool = engine
     script.steps.append((CHUNKED, b"1\r\na\r\n", WAIT))
-    connection = await pool.take(origin)
-    connection.start(request_head("POST", "/", origin, {}, 0), b"")
-    await connection.head()
+    connection = await begun(pool, origin)
     connection.give_up_after(0.05)
     assert await connection.read() == b"a"
     with pytest.raises(TimeoutError):
@@ -196,13 +204,10 @@ async def test_silence(engine):
 
 
 async def test_a_deadline(engine):
-    """It holds for the whole answer, however often something comes, until `give_up_after` takes its place."""
+    """It holds for the whole answer, also when something comes after it."""
     script, origin, pool = engine
     script.steps.append((CHUNKED, WAIT, b"1\r\na\r\n", WAIT))
-    connection = await pool.take(origin)
-    deadline_s = asyncio.get_running_loop().time() + 0.05
-    connection.start(request_head("POST", "/", origin, {}, 0), b"", deadline_s)
-    await connection.head()
+    connection = await begun(pool, origin, within_s=0.05)
     with pytest.raises(TimeoutError):
         await connection.read()
     script.more.set()
@@ -222,9 +227,7 @@ async def test_one_timer_for_everything(engine):
     script.steps += [(answer,), (CHUNKED, WAIT, b"1\r\na\r\n0\r\n\r\n"), (answer,)]
     loop = asyncio.get_running_loop()
     assert (await ask(pool, origin))[2] == b"x"
-    connection = await pool.take(origin)
-    connection.start(request_head("POST", "/", origin, {}, 0), b"", loop.time() + 30.0)
-    await connection.head()
+    connection = await begun(pool, origin, within_s=30.0)
     ends_s = loop.time() + 0.2
     await eventually(lambda: loop.time() > ends_s)
     assert not script.gone.is_set()
@@ -244,9 +247,7 @@ async def test_leaving_early_closes(engine):
     """An answer that is not read to its end takes its connection with it: the engine shall stop."""
     script, origin, pool = engine
     script.steps.append((CHUNKED, b"1\r\na\r\n", WAIT))
-    connection = await pool.take(origin)
-    connection.start(request_head("POST", "/", origin, {}, 0), b"")
-    await connection.head()
+    connection = await begun(pool, origin)
     pool.give_back(origin, connection)
     await asyncio.wait_for(script.gone.wait(), 5)
 
@@ -263,9 +264,7 @@ async def test_what_nobody_read_is_nobody_elses(engine, answer):
     """An answer that has come whole, but whose reader left before reading it, is never part of the next one."""
     script, origin, pool = engine
     script.steps += [answer, (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nown",)]
-    connection = await pool.take(origin)
-    connection.start(request_head("POST", "/", origin, {}, 0), b"")
-    await connection.head()
+    connection = await begun(pool, origin)
     script.more.set()
     await eventually(lambda: connection._complete)
     pool.give_back(origin, connection)
@@ -278,9 +277,7 @@ async def test_a_slow_reader_slows_the_engine(engine):
     script, origin, pool = engine
     data = b"x" * 2**16
     script.steps.append((CHUNKED, *[b"10000\r\n" + data + b"\r\n"] * 400, b"0\r\n\r\n"))
-    connection = await pool.take(origin)
-    connection.start(request_head("POST", "/", origin, {}, 0), b"")
-    await connection.head()
+    connection = await begun(pool, origin)
     size, largest = 0, 0
     while piece := await connection.read():
         size, largest = size + len(piece), max(largest, len(piece))

@@ -5,13 +5,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bidikv_server.reasons import Reason
 from bidikv_server.router.core.bodies import (
-    _OBSTACLES,
-    _truncates_by_limit,
     can_disaggregate,
     decode_body,
     decode_params,
@@ -254,18 +250,3 @@ def test_prefill_is_asked_for_token_ids(path):
 def test_what_runs_on_decode_alone(path, fields, reason):
     """Whatever would make the two legs see different prompts, or read one handle twice."""
     assert runs_alone(request(path, model="m", messages=[], input="x", **fields)) is reason
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(sorted(_OBSTACLES | set(FULL) - {"messages", "model"})),
-        st.sampled_from([None, 0, 1, 2, "2", True, [], [1, 2], "x", {}]),
-    )
-)
-def test_what_needs_no_closer_look(fields):
-    """A chat that has none of the fields in question is one that two engines can serve."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
-    asked = replace(read_request(CHAT_PATH, json.dumps({**body, "model": "m"}).encode(), {}), body=body)
-    if _OBSTACLES.isdisjoint(body):
-        assert can_disaggregate(body)
-        assert not _truncates_by_limit(asked)
