@@ -18,7 +18,7 @@ from bidikv.fidelity import Answer, answer_in
 from bidikv.headers import TURN_HEADER, TurnHeader
 from bidikv.hints import Hint
 from bidikv.identity import Identity, find_header, headers_for, resolve, turn_header
-from bidikv.reuse import TurnReport, announce, is_raw, key_in, remember, reuse_in, turn_of, watch_stream
+from bidikv.reuse import TurnReport, announce, is_raw, is_remembered, key_in, remember, told_in, watch_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +45,7 @@ class Call:
         report: What is known of it.
         body: The caller's body, as far as it is compared.
         compared: Whether its history is to be compared with those before.
+        freezes: Whether the conversation's first system message is repeated.
         started_s: On this process's `perf_counter`.
         hint: What its turn's header is made from; None if it is the caller's own, or there is no turn.
         headers: What each of its requests says beside the caller's own headers.
@@ -59,6 +60,7 @@ class Call:
     report: TurnReport
     body: Mapping[str, Any]
     compared: bool
+    freezes: bool
     started_s: float
     hint: Hint | None
     headers: dict[str, str]
@@ -96,7 +98,7 @@ class Call:
 
     def received(self, response: Any, result: Any) -> None:
         """Keep what an HTTP response says of the turn with what the client has made of it."""
-        self.report.reuse, self.report.key = reuse_in(response.headers), key_in(response.headers)
+        self.report.told, self.report.key = told_in(response.headers), key_in(response.headers)
         remember(result, self.report)
 
     def review(self, content: bytes | None = None) -> None:
@@ -152,11 +154,12 @@ class Call:
 
     def _learn(self, response: Any, client: Any) -> None:
         report = self.report
-        if turn_of(response) is not report:
+        if not is_remembered(response, report):
             remember(response, report)
         announce(report)
-        parsed = _parsed(response)
-        if parsed is not response:
+        parsed = response
+        if is_raw(response):
+            parsed = _parsed(response)
             remember(parsed, report)
         session, memory, reviewed = self.identity.session, self.settings.memory, self.reviewed
         streams = watch_stream(parsed, report, self.started_s, self._generated)
@@ -173,11 +176,6 @@ class Call:
     def _generated(self, answer: Answer | ItemsAnswer) -> None:
         if self.identity.session is not None and self.reviewed is not None:
             self.settings.memory.generated(self.identity.session, self.reviewed, answer)
-
-    @property
-    def freezes(self) -> bool:
-        """Whether the first system message is repeated."""
-        return self.identity.conversation is not None and self.identity.conversation.freeze_system
 
 
 def begin(
@@ -215,7 +213,8 @@ def _begin(
             kind, report.index = turn.kind, turn.index
     compared = session is not None and kind not in _NOT_COMPARED
     added = headers_for(identity, headers, readback=settings.readback)
-    call = Call(options, settings, identity, report, whole, compared, started_s, hint, added)
+    freezes = identity.conversation is not None and identity.conversation.freeze_system
+    call = Call(options, settings, identity, report, whole, compared, freezes, started_s, hint, added)
     if compared and (call.freezes or settings.memory.respells(str(session))):
         # It is going to be sent otherwise than it came: to find that out only then would be to spell it out twice.
         call.review()
@@ -225,9 +224,7 @@ def _begin(
 
 
 def _parsed(response: Any) -> Any:
-    """What the caller of a raw response will get from its `parse()`, which keeps it; other responses are that themselves."""
-    if not is_raw(response):
-        return response
+    """What the caller of a raw response will get from its `parse()`, which keeps it."""
     try:
         return response.parse()
     except (openai.OpenAIError, ValueError, TypeError, RuntimeError) as error:

@@ -28,7 +28,7 @@ from bidikv.options import (
     Settings,
     split,
 )
-from bidikv.reuse import TurnReport, key_in, remember, reuse_in, turn_of
+from bidikv.reuse import TurnReport, key_in, remember, told_in, turn_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,7 +131,7 @@ class _Shared:
         if call is not None:
             call.received(response, result)
         else:
-            remember(result, TurnReport(reuse=reuse_in(response.headers), key=key_in(response.headers)))
+            remember(result, TurnReport(told=told_in(response.headers), key=key_in(response.headers)))
         return result
 
     def _retries(self, options: Any) -> RetryPolicy | None:
@@ -159,10 +159,13 @@ class _SyncCalls(_Shared):
         call = self._begin(options)
         sent = options if call is None else call.options
         policy = self._retries(sent)
-        send = functools.partial(super().request, cast_to, sent, **kwargs)  # type: ignore[misc]
+        send = super().request  # type: ignore[misc]
         token = _running.set(call)
         try:
-            response = send() if policy is None else policy.call(send)
+            if policy is None:
+                response = send(cast_to, sent, **kwargs)
+            else:
+                response = policy.call(functools.partial(send, cast_to, sent, **kwargs))
         finally:
             _running.reset(token)
         return response if call is None else call.answered(response, self)

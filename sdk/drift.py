@@ -7,23 +7,20 @@ conversation's content stays in memory or gets into a message. Standard library 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from bidikv.spellings import Spelling, meaning, spell
+from bidikv.marks import MAPPING, Mark, Tools, mark_of
+from bidikv.spellings import Spelling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 DriftKind: TypeAlias = Literal["start", "append", "retry", "rewind", "fork", "edit", "tools", "system"]
 
-Tools: TypeAlias = tuple[tuple[str, int], ...]
-
-_MAPPING: Final = (dict, Mapping)
-"""`dict` first: what the client hands over is that, and asking the abstract class takes longer than all the rest."""
 _STEPS: Final = 8
 """Steps of a spelling that are looked at one by one before they become one."""
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
-_NOT_COMPARED: Final = frozenset({"reasoning", "reasoning_content", "refusal", "annotations", "audio"})
-"""Fields of an answer that clients drop from history, or that no template prints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +87,6 @@ def _what_is_lost(drift: Drift) -> str:
     if drift.kind == "tools":
         return "the whole prompt is"
     return "this message and all after it are"
-
-
-class Mark(NamedTuple):
-    """What is kept of one message.
-
-    Attributes:
-        fields: Hash of each field that counts, whatever its spelling.
-        role: Its role.
-    """
-
-    fields: dict[str, int]
-    role: str
 
 
 class History(NamedTuple):
@@ -175,8 +160,10 @@ class Reading:
         """Messages at the start that are as they were in that history."""
         marks = history.marks
         limit = min(len(marks), len(self.messages))
-        start = min(self.alike(history), limit)
-        return next((i for i in range(start, limit) if not self.same(i, marks[i])), limit)
+        for index in range(min(self.alike(history), limit), limit):
+            if self.mark(index).fields != marks[index].fields:
+                return index
+        return limit
 
     def history(self, base: History | None, shared: int) -> History:
         """What to keep of the request; marks that it shares with an earlier history are that history's own."""
@@ -203,7 +190,11 @@ class Reading:
     def _extent(self, histories: Iterable[History]) -> tuple[History, int]:
         """The history that the messages begin with, byte for byte, and how many bytes all of them take."""
         if self._measured is None:
-            known = next((history for history in histories if self.alike(history)), _NOTHING)
+            known = _NOTHING
+            for history in histories:
+                if self.alike(history):
+                    known = history
+                    break
             start = known.steps[-1] if known.steps else 0
             self._measured = known, self._spelling.end(self.messages, known.prompt, start)
         return self._measured
@@ -229,6 +220,8 @@ def compare(reading: Reading, known: Sequence[History]) -> tuple[Drift, History 
 
 
 def _relate(reading: Reading, old: History, shared: int) -> Drift:
+    if shared == len(old.marks) < len(reading.messages) and reading.tools == old.tools:
+        return Drift("append", kept_messages=shared)  # nearly always
     lost = len(old.marks) - shared
     shares_more = shared > _leading_system(old.marks[:shared])
     changed: Drift | None = None
@@ -307,77 +300,7 @@ def _differing_tool(new: Tools, old: Tools) -> str | None:
     return changed[0] if changed else None
 
 
-def mark_of(message: Any) -> Mark:
-    """What to keep of one message.
-
-    Null, empty and absent are the same, as are text and a list of one text, and two spellings of a tool call's JSON:
-    clients differ in which they send, and prompts do not.
-    """
-    if isinstance(message, Mark):
-        return message  # of a history that the server keeps
-    if not isinstance(message, _MAPPING):
-        return Mark({"type": hash(type(message).__name__), "value": hash(repr(message))}, "")
-    fields: dict[str, int] = {}
-    for name, value in message.items():
-        if not value or name in _NOT_COMPARED:
-            continue
-        if name == "tool_calls" and isinstance(value, list | tuple):
-            for position, call in enumerate(value):
-                _mark_call(fields, f"tool_calls[{position}]", call)
-        else:
-            fields[name] = _hash_field(_plain(value) if name == "content" else value)
-    role = message.get("role")
-    return Mark(fields, role if isinstance(role, str) else str(message.get("type", "")))
-
-
-def _mark_call(fields: dict[str, int], path: str, call: Any) -> None:
-    function = call.get("function") if isinstance(call, _MAPPING) else None
-    if not isinstance(function, _MAPPING):
-        fields[path] = _hash_field(call)
-        return
-    fields[f"{path}.id"] = _hash_field(call.get("id"))
-    fields[f"{path}.function.name"] = _hash_field(function.get("name"))
-    fields[f"{path}.function.arguments"] = _hash_field(meaning(function.get("arguments")))
-
-
-def _plain(content: Any) -> Any:
-    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], Mapping):
-        part = content[0]
-        if part.get("type") == "text" and isinstance(part.get("text"), str):
-            return part["text"]
-    return content
-
-
-def _hash_field(value: Any) -> int:
-    if isinstance(value, str | bytes):
-        return hash(value)
-    spelt = spell(value)
-    return hash(repr(value) if spelt is None else spelt)
-
-
-def spelling_of(value: Any) -> int | None:
-    """Hash of a JSON-like value in its exact spelling; None for anything else."""
-    spelt = spell(value)
-    return None if spelt is None else hash(spelt)
-
-
 def count_answers(messages: Sequence[Any], start: int = 0) -> int:
     """How many messages are the model's, from that one on."""
-    roles = [message.get("role") if isinstance(message, _MAPPING) else None for message in messages[start:]]
+    roles = [message.get("role") if isinstance(message, MAPPING) else None for message in messages[start:]]
     return roles.count("assistant")
-
-
-def tools_of(tools: object) -> Tools:
-    """Hash of each tool by name, in order."""
-    if not isinstance(tools, list | tuple):
-        return ()
-    return tuple((tool_name(tool), _hash_field(tool)) for tool in tools)
-
-
-def tool_name(tool: Any) -> str:
-    """A tool's name, or the type of one that has none."""
-    if not isinstance(tool, Mapping):
-        return type(tool).__name__
-    function = tool.get("function")
-    name = function.get("name") if isinstance(function, Mapping) else tool.get("name")
-    return str(name or tool.get("type") or "")

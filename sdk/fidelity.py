@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from bidikv.drift import tool_name
 from bidikv.items import ItemsAnswer
+from bidikv.marks import tool_name
 from bidikv.spellings import meaning
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Answer:
         self._reasoning: list[str] = []
         self._reasoning_name: str | None = None
         self._calls: dict[int, dict[str, Any]] = {}
-        self._whole = False
+        self._whole: dict[str, Any] | None = None
         self.seen = False
         self.finished = False
 
@@ -42,10 +42,16 @@ class Answer:
     def of(cls, message: Any) -> Answer:
         """The answer that a parsed `ChatCompletionMessage` is."""
         answer = cls()
-        answer._whole = answer.finished = True
-        answer._take(message)
-        for index, call in enumerate(getattr(message, "tool_calls", None) or ()):
-            answer._take_call(index, call)
+        answer.seen = answer.finished = True
+        answer._whole = whole = {"role": "assistant", "content": getattr(message, "content", None)}
+        found = _reasoning_in(message)
+        if found is not None:
+            answer._reasoning_name, text = found
+            answer._reasoning.append(text)
+            whole[found[0]] = text
+        calls = getattr(message, "tool_calls", None)
+        if calls:
+            whole["tool_calls"] = [_call_of(call) for call in calls]
         return answer
 
     def add(self, chunk: Any) -> None:
@@ -65,14 +71,10 @@ class Answer:
         if content is not None:
             self._null = False
             self._content.append(content)
-        # Not by `getattr`, for which models that have no such field go a long way.
-        declared, extra = getattr(part, "__dict__", {}), getattr(part, "model_extra", None) or {}
-        for name in _REASONING:
-            text = declared.get(name) or extra.get(name)
-            if text:
-                self._reasoning_name = self._reasoning_name or name
-                self._reasoning.append(text)
-                break
+        found = _reasoning_in(part)
+        if found is not None:
+            self._reasoning_name = self._reasoning_name or found[0]
+            self._reasoning.append(found[1])
 
     def _take_call(self, index: int, call: Any) -> None:
         kept = self._calls.setdefault(
@@ -95,7 +97,7 @@ class Answer:
     @property
     def blank_is_known(self) -> bool:
         """Whether it is known if content without text is null or empty: a stream opens with an empty text either way."""
-        return self._whole
+        return self._whole is not None
 
     def messages(self) -> list[dict[str, Any]]:
         """The one message that it is."""
@@ -103,8 +105,10 @@ class Answer:
 
     def message(self) -> dict[str, Any]:
         """The message to send back."""
+        if self._whole is not None:
+            return self._whole
         text = "".join(self._content)
-        null = self._null or (not self._whole and not text and bool(self._calls))
+        null = self._null or (not text and bool(self._calls))
         message: dict[str, Any] = {"role": "assistant", "content": None if null else text}
         if self.reasoning is not None:
             message[self.reasoning[0]] = self.reasoning[1]
@@ -113,6 +117,24 @@ class Answer:
                 {**call, "function": dict(call["function"])} for _, call in sorted(self._calls.items())
             ]
         return message
+
+
+def _reasoning_in(part: Any) -> tuple[str, str] | None:
+    """The field that it is under, and its text; None without any."""
+    # Not by `getattr`, for which models that have no such field go a long way.
+    declared, extra = getattr(part, "__dict__", {}), getattr(part, "model_extra", None) or {}
+    for name in _REASONING:
+        text = declared.get(name) or extra.get(name)
+        if text:
+            return name, text
+    return None
+
+
+def _call_of(call: Any) -> dict[str, Any]:
+    """A whole tool call as it is sent back."""
+    function = getattr(call, "function", None)
+    name, arguments = ("", "") if function is None else (function.name or "", function.arguments or "")
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def answer_in(response: Any) -> Answer | ItemsAnswer | None:

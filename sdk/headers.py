@@ -108,16 +108,17 @@ class TurnHeader:
 
     def format(self) -> str:
         """Write the header value."""
-        said = [f"v={WIRE_VERSION}"]
-        if self.index is not None:
-            said.append(f"i={self.index}")
-        said.append(f'k="{self.kind}"')
-        for key, value in (("p", self.parent), ("a", self.agent), ("ret", self.retain_s), ("w", self.wait_s)):
-            if value is not None:
-                said.append(_format_member(key, value))
-        if self.final:
-            said.append("final")
-        return ", ".join(said)
+        said = f"v={WIRE_VERSION}" if self.index is None else f"v={WIRE_VERSION}, i={self.index}"
+        said += f', k="{self.kind}"'
+        if self.parent is not None:
+            said += f", {_format_member('p', self.parent)}"
+        if self.agent is not None:
+            said += f", {_format_member('a', self.agent)}"
+        if self.retain_s is not None:
+            said += f", {_format_member('ret', self.retain_s)}"
+        if self.wait_s is not None:
+            said += f", {_format_member('w', self.wait_s)}"
+        return f"{said}, final" if self.final else said
 
     @classmethod
     def parse(cls, value: str | None) -> TurnHeader:

@@ -65,7 +65,8 @@ def resolve(
             return Identity(session=session)
         log.debug("the body's session_id is not a session id that gateways let through; sending no header")
         return Identity()
-    conversation = ambient_conversation(body, secret) or current_conversation() or client_conversation
+    ambient = ambient_conversation(body, secret) if "langchain_core" in sys.modules else None
+    conversation = ambient or current_conversation() or client_conversation
     if conversation is not None:
         return Identity(session=conversation.id, conversation=conversation)
     _, value = find_header(client_headers(), SESSION_HEADER)
@@ -73,9 +74,10 @@ def resolve(
 
 
 def ambient_conversation(body: Mapping[str, object], secret: bytes | None = None) -> Conversation | None:
-    """The conversation of the LangGraph run that surrounds this call, or what stands beside the current one; None outside."""
-    if "langchain_core" not in sys.modules:
-        return None
+    """The conversation of the LangGraph run that surrounds this call, or what stands beside the current one; None outside.
+
+    Imports LangGraph: to be asked only where something has imported LangChain already.
+    """
     try:
         from bidikv.integrations._threads import ambient_conversation as from_langgraph  # noqa: PLC0415
 

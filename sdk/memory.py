@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from bidikv.drift import Drift, History, Reading, Tools, compare, spelling_of, tools_of
+from bidikv.drift import Drift, History, Reading, compare
 from bidikv.fidelity import is_as_generated, ordered_tools, restored_message
 from bidikv.items import restored_items, shown_items
+from bidikv.marks import Tools, spelling_of, tools_of
 from bidikv.spellings import Spelling
 
 if TYPE_CHECKING:
@@ -314,6 +315,9 @@ def _put(entries: OrderedDict[Any, Any], name: Any, value: Any, *, most: int = _
 
 def _replace(histories: deque[History], old: History, new: History) -> None:
     """Put a history first, in place of itself without its answer and of those that it only continues."""
+    if len(histories) == 1 and _continues(new, histories[0]):
+        histories[0] = new  # a conversation without branches
+        return
     kept = [
         history
         for history in histories

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bidikv.fidelity import Answer, answer_in
@@ -26,7 +26,7 @@ class TurnReport:
 
     Attributes:
         session: The conversation's wire id; None if the call named none.
-        reuse: The router's account; None if it gave none (a plain engine, or a failed call).
+        told: The router's account as its header has it; None if it gave none (a plain engine, or a failed call).
         ttft_s: Seconds of this process's `perf_counter` from sending the call, retries included, to the first
             streamed text, reasoning or tool call; None before that, and for calls that do not stream.
         index: Turns of the conversation before this one, as its header said; None without a conversation.
@@ -36,12 +36,20 @@ class TurnReport:
     """
 
     session: str | None = None
-    reuse: ReuseHeader | None = None
+    told: str | None = None
     ttft_s: float | None = None
     index: int | None = None
     key: str | None = None
     drift: Drift | None = None
     restored: tuple[str, ...] = ()
+    _reuse: ReuseHeader | None = field(default=None, init=False, repr=False)
+
+    @property
+    def reuse(self) -> ReuseHeader | None:
+        """The router's account, read when it is asked for; None if it gave none that can be read."""
+        if self._reuse is None and self.told is not None:
+            self._reuse = ReuseHeader.parse(self.told)
+        return self._reuse
 
     @property
     def reason(self) -> str | None:
@@ -123,6 +131,11 @@ def remember(response: object, report: TurnReport) -> None:
     _reports.put(response, report)
 
 
+def is_remembered(response: object, report: TurnReport) -> bool:
+    """Whether `turn_of(response)` returns this very report."""
+    return _reports.get(response) is report
+
+
 def turn_of(response: object) -> TurnReport | None:
     """The report of a parsed, streamed or raw response, or of an `openai.APIStatusError`.
 
@@ -137,8 +150,8 @@ def turn_of(response: object) -> TurnReport | None:
         return report
     http_response = getattr(response, "response", None) or getattr(response, "_response", None) or response
     headers = getattr(http_response, "headers", None)
-    reuse = reuse_in(headers)
-    return None if reuse is None else TurnReport(reuse=reuse, key=key_in(headers))
+    report = TurnReport(told=told_in(headers), key=key_in(headers))
+    return None if report.reuse is None else report
 
 
 def reuse_of(response: object) -> ReuseHeader | None:
@@ -147,10 +160,10 @@ def reuse_of(response: object) -> ReuseHeader | None:
     return None if report is None else report.reuse
 
 
-def reuse_in(headers: Any) -> ReuseHeader | None:
+def told_in(headers: Any) -> str | None:
     """The account in a mapping of response headers, whichever HTTP library it is from."""
     value = headers.get(REUSE_HEADER) if hasattr(headers, "get") else None
-    return ReuseHeader.parse(value) if isinstance(value, str) else None
+    return value if isinstance(value, str) else None
 
 
 def key_in(headers: Any) -> str | None:

@@ -26,15 +26,6 @@ import bidikv
 
 _SWING = 20
 _HTTP: Any = import_module("httpx" if openai.__version__.startswith("2.") else "httpx2")
-_CALL = {"id": "call_0", "type": "function", "function": {"name": "search", "arguments": '{"pattern" :"p"}'}}
-_MESSAGE = {"role": "assistant", "content": None, "tool_calls": [_CALL]}
-_ANSWER = {
-    "id": "x",
-    "object": "chat.completion",
-    "created": 1,
-    "model": "m",
-    "choices": [{"index": 0, "message": _MESSAGE, "finish_reason": "tool_calls"}],
-}
 _OVERRIDDEN = ("request", "_build_request", "_process_response")
 TOOLS = [
     {
@@ -49,9 +40,28 @@ _HEADERS = {
 }
 
 
+def answer(messages: int) -> dict[str, Any]:
+    """What the model says to a history of so many messages; no two answers are alike."""
+    function = {"name": "search", "arguments": f'{{"pattern" :"p{messages}"}}'}
+    calls = [{"id": f"call_{messages}", "type": "function", "function": function}]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def completion(request: Any) -> dict[str, Any]:
+    """The whole answer to a request."""
+    choice = {
+        "index": 0,
+        "message": answer(len(json.loads(request.content)["messages"])),
+        "finish_reason": "tool_calls",
+    }
+    return {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+
+
 def client(kind: Any, **options: Any) -> Any:
     """A client that is answered at once."""
-    transport = _HTTP.MockTransport(lambda _: _HTTP.Response(200, headers=_HEADERS, json=_ANSWER))
+    transport = _HTTP.MockTransport(
+        lambda request: _HTTP.Response(200, headers=_HEADERS, json=completion(request))
+    )
     http_client = _HTTP.Client(transport=transport)
     return kind(base_url="http://router/v1", api_key="k", http_client=http_client, **options)
 
@@ -75,15 +85,21 @@ def history(messages: int) -> list[dict[str, Any]]:
     return told[:messages]
 
 
+def turn(messages: int) -> list[dict[str, Any]]:
+    """What a turn adds to a history of so many messages: the answer, and its tool's result."""
+    result = {"role": "tool", "tool_call_id": f"call_{messages}", "content": f"turn {messages}"}
+    return [answer(messages), result]
+
+
 def overhead_ms(messages: int, pairs: int) -> dict[str, float]:
     """Milliseconds of a call: plain, ours, and of ours what is our own code, wherever in the call it runs.
 
     A history grows by two messages a turn, as an agent's does, from a little below that length to a little above.
     """
     clock = Clock()
-    plain, ours = client(openai.OpenAI), client(bidikv.OpenAI)
+    plain, ours = client(Bare), client(bidikv.OpenAI)
     times: dict[str, list[float]] = {"plain": [], "ours": []}
-    added: list[float] = []
+    own: dict[str, list[float]] = {"plain": [], "ours": []}
     told: list[dict[str, Any]] = []
     for number in range(pairs):
         if len(told) < messages - _SWING or len(told) > messages + _SWING:
@@ -95,18 +111,25 @@ def overhead_ms(messages: int, pairs: int) -> dict[str, float]:
                 started_s = time.perf_counter()
                 talker.chat.completions.create(model="m", messages=told, tools=TOOLS)
                 times[name].append((time.perf_counter() - started_s) * 1000)
-            if name == "ours":
-                added.append(clock.own_s * 1000)
-        told += [_MESSAGE, {"role": "tool", "tool_call_id": "call_0", "content": f"turn {number}"}]
+            own[name].append(clock.own_s * 1000)
+        told += turn(len(told))
     drifts = {turn.drift.kind for turn in conversation.turns if turn.drift is not None}
     assert drifts <= {"start", "append"}, drifts  # noqa: S101 - or it is another thing that is measured
     figures = {f"{name}_ms": statistics.median(taken) for name, taken in times.items()}
+    # What the clock sees of a client that adds nothing is its own.
+    clock_ms = statistics.median(own["plain"])
+    added = [taken - clock_ms for taken in own["ours"]]
     return {
         **figures,
+        "clock_ms": clock_ms,
         "added_ms": statistics.median(added),
         "added_p90_ms": statistics.quantiles(added, n=10)[-1],
         "added_loop_ms": loop_ms(messages, pairs),
     }
+
+
+class Bare(openai.OpenAI):  # type: ignore[misc]
+    """The plain client, as a class that the clock can tell from it."""
 
 
 class Clock:
@@ -121,6 +144,7 @@ class Clock:
         for name in _OVERRIDDEN:
             # Theirs first: ours are found through it where ours do not override.
             self._clock(openai.OpenAI, name, -1.0)
+            self._clock(Bare, name, 1.0)
             self._clock(bidikv.OpenAI, name, 1.0)
 
     def _clock(self, kind: Any, name: str, sign: float) -> None:
@@ -160,7 +184,7 @@ def loop_ms(messages: int, pairs: int) -> float:  # noqa: C901 - one story, told
     with bidikv.conversation():
         while len(told) <= messages + _SWING:
             ours.chat.completions.create(model="m", messages=told, tools=TOOLS)
-            told = [*told, _MESSAGE, {"role": "tool", "tool_call_id": "call_0", "content": f"{len(told)}"}]
+            told = [*told, *turn(len(told))]
     response = _HTTP.Response(200, headers=_HEADERS)
 
     def replayed(self: Any, _: Any, options: Any, **__: Any) -> Any:

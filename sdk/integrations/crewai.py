@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
 from bidikv.conversations import Conversation, current_conversation
 from bidikv.headers import SESSION_HEADER, TURN_HEADER
 from bidikv.identity import Identity, headers_for, is_generation, turn_header
-from bidikv.reuse import TurnReport, key_in, reuse_in
+from bidikv.reuse import TurnReport, key_in, told_in
 
 if TYPE_CHECKING:
     import httpx
@@ -54,9 +54,10 @@ class BidiKVInterceptor(BaseInterceptor[Any, Any]):
 
     def on_inbound(self, message: httpx.Response) -> httpx.Response:
         """Keep what the router says of the turn."""
-        conversation, reuse = self._conversation or current_conversation(), reuse_in(message.headers)
-        if conversation is not None and reuse is not None:
-            conversation.turns.append(
-                TurnReport(session=conversation.id, reuse=reuse, key=key_in(message.headers))
-            )
+        conversation = self._conversation or current_conversation()
+        if conversation is not None:
+            headers = message.headers
+            report = TurnReport(session=conversation.id, told=told_in(headers), key=key_in(headers))
+            if report.reuse is not None:
+                conversation.turns.append(report)
         return message
