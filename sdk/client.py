@@ -159,13 +159,10 @@ class _SyncCalls(_Shared):
         call = self._begin(options)
         sent = options if call is None else call.options
         policy = self._retries(sent)
-        send = super().request  # type: ignore[misc]
+        send = functools.partial(super().request, cast_to, sent, **kwargs)  # type: ignore[misc]
         token = _running.set(call)
         try:
-            if policy is None:
-                response = send(cast_to, sent, **kwargs)
-            else:
-                response = policy.call(functools.partial(send, cast_to, sent, **kwargs))
+            response = send() if policy is None else policy.call(send)
         finally:
             _running.reset(token)
         return response if call is None else call.answered(response, self)

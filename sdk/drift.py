@@ -161,7 +161,7 @@ class Reading:
         marks = history.marks
         limit = min(len(marks), len(self.messages))
         for index in range(min(self.alike(history), limit), limit):
-            if self.mark(index).fields != marks[index].fields:
+            if not self.same(index, marks[index]):
                 return index
         return limit
 

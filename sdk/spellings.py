@@ -68,9 +68,9 @@ class Spelling:
         """Whether it begins with the bytes that these are the steps and the hash of."""
         if not steps or steps[-1] > len(self._view):
             return False
-        view, chain, start = self._view, 0, 0
+        chain = start = 0
         for end in steps:
-            chain = hash((chain, hash(view[start:end])))  # as `hash` does
+            chain = self.hash(start, end, chain)
             start = end
         return chain == exact
 
