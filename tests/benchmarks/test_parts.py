@@ -1,6 +1,7 @@
 """Small things that the connector benchmark's parts rely on."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -43,14 +44,17 @@ def test_results_come_in_order():
     assert fan_out(lambda item: item * 2, range(20), 4) == [item * 2 for item in range(20)]
 
 
-def test_a_failure_stops_what_has_not_begun():
-    """The error comes out, and later items are not begun."""
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_failure_stops_what_has_not_begun(at_once):
+    """The first error comes out, whichever item's it is, and nothing is begun after it."""
     begun = []
+    all_begun = threading.Barrier(at_once)
 
     def work(item):
         begun.append(item)
+        all_begun.wait(30)
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        fan_out(work, range(1000), 1)
-    assert len(begun) < 1000
+        fan_out(work, range(1000), at_once)
+    assert len(begun) == at_once

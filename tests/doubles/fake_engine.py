@@ -84,6 +84,7 @@ class FakeEngine:
         index_lines: Extra lines of `GET /metrics`.
         account: What the prefill leg tells about reuse; None tells nothing, like a stock engine.
         with_handle: The prefill leg offers something to pull.
+        pull_s: What a prefill leg takes longer that may read back.
         token_ids: What the prefill leg says the prompt's tokens are, where it is asked; None says nothing.
         events: Chunks of a streamed answer.
         answer: Body of a whole answer.
@@ -106,6 +107,7 @@ class FakeEngine:
         }
     )  # fmt: skip
     with_handle: bool = True
+    pull_s: float = 0.0
     token_ids: list[int] | None = field(default_factory=lambda: [11, 22, 33])
     events: tuple[bytes, ...] = CHAT_EVENTS
     answer: bytes = CHAT_ANSWER
@@ -193,6 +195,8 @@ class FakeEngine:
         if failure.status != 200:
             await _whole(send, failure.status, failure.body, headers=failure.headers)
         elif (seen.params or {}).get("do_remote_decode"):
+            if seen.ours.get("sources"):
+                await asyncio.sleep(self.pull_s)
             await self._body(send, b"application/json", (json.dumps(self._prefill(seen)).encode(),), failure)
         elif seen.body.get("stream"):
             events = echo_events(echo_of(seen.body)) if self.echo else self.events

@@ -17,6 +17,7 @@ from bidikv_server.launch.process import Children, ChildSpec
 
 ADMIN_KEY = "sk-admin"
 PATIENCE_S = 60.0
+REPOSITORY = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ def router(cluster, **settings):
         argv += tuple(word for url in urls for word in (f"--{role}", url))
     settings = {"admin_key": ADMIN_KEY, "probe_interval_s": 0.2, "shutdown_grace_s": 2, **settings}
     env = {f"BIDIKV_ROUTER_{name.upper()}": str(value) for name, value in settings.items()}
+    # For policies of these tests.
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
     log = Path(tempfile.mkdtemp(prefix="bidikv-router-")) / "router.log"
     engines = len(cluster.prefill_urls) + len(cluster.decode_urls)
     with Children() as children:

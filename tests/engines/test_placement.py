@@ -188,7 +188,7 @@ def test_prefill_computes_or_reads_back_as_it_says(through, converse):
 
 
 class Chat:
-    """A chat through a router that takes the cheapest way: every answer is compared with a cold run's."""
+    """A chat through a router: every answer is compared with a cold run's."""
 
     def __init__(self, cluster):
         self.player = Player(cluster)
@@ -220,26 +220,48 @@ class Chat:
 
 
 ANSWER = 8
-ALONE = ("alone", "cheaper")
-READBACK = ("readback", "cheaper")
+ALONE = ("alone", "fixed")
+READBACK = ("readback", "fixed")
+CHEAPEST = {
+    ("recompute", "only_way", "new_conversation"),
+    ("readback", "unknown_costs", "hit"),
+    ("readback", "cheaper", "hit"),
+    ("recompute", "cheaper", "recompute_cheaper"),
+    ("alone", "cheaper", "decode_cheaper"),
+}
+"""Every mode with its reason, and what becomes of a faithful client's turn."""
 LONG = "It was a night in winter, and a ship with a green lamp came round the rock from the north. " * 20
 
 
 @pytest.fixture
 def chat(cluster):
-    """A long chat of which it is known what its turns cost."""
-    with router(cluster, mode_policy="cheapest") as through:
+    """A long chat of some turns, of which short ones are decode's and long ones are read back: no matter what they take."""
+    with router(cluster, mode_policy="tests.engines.modes:by_length") as through:
         chat = Chat(through)
         mode, why, reuse = chat.turn(opening(times=6))
         assert (mode, why, reuse.reason) == ("recompute", "only_way", "new_conversation")
-        for number in range(5):
-            mode, why, reuse = chat.ask(f"What was ship number {number} called?")
-            assert (mode, why, reuse.reason) == ("readback", "unknown_costs", "hit")
+        for number in range(2):
+            mode, why, reuse = chat.ask(LONG + f"What was ship number {number} called?")
+            assert (mode, why, reuse.reason) == (*READBACK, "hit")
         yield chat
         chat.player.close()
 
 
-def test_each_mode_where_it_is_for(chat):
+def test_the_cheapest_way(cluster):
+    """Which it is is the machine's affair: it is taken, tells why, and changes no answer."""
+    with router(cluster, mode_policy="cheapest") as through:
+        chat = Chat(through)
+        ways = []
+        for brings in (LONG, "", "", "", "", "", "", LONG, "", LONG, ""):
+            *way, reuse = chat.ask(f"{brings}What was ship number {len(ways)} called?")
+            ways.append((*way, reuse.reason))
+        chat.player.close()
+    assert ways[0] == ("recompute", "only_way", "new_conversation")
+    assert ways[1:5] == [("readback", "unknown_costs", "hit")] * 4
+    assert set(ways[5:]) <= CHEAPEST - {ways[0]}
+
+
+def test_each_mode_does_what_it_says(chat):
     """A short tail is left to decode, a long one to prefill, which reads back what decode computed alone."""
     for number in range(3):
         *mode, reuse = chat.ask(f"Who was the captain of ship number {number}?")
@@ -270,7 +292,7 @@ def test_changed_histories_alone(chat):
     rewritten = [{**history[0], "content": "You are a sailor."}, *fork[1:]]
     mode, _, reuse = chat.turn(rewritten)
     assert mode != "alone"
-    assert reuse.reason in {"diverged", "hit_diverged", "recompute_cheaper"}
+    assert reuse.reason in {"diverged", "hit_diverged"}
     # What is retained of an edited turn is read back by the turn after it.
     *mode, _ = chat.turn([*edited[:-1], {"role": "user", "content": "What was the ship called?"}])
     assert tuple(mode) == ALONE

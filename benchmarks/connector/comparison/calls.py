@@ -161,7 +161,19 @@ def _send(
 def fan_out(work: Callable[[_Item], _Result], items: Sequence[_Item], at_once: int) -> list[_Result]:
     """Results in order. When one fails, or on Ctrl-C, nothing new is begun and nothing under way is waited for."""
     pool = ThreadPoolExecutor(at_once)
+    failures: list[BaseException] = []
+
+    def unless_failed(item: _Item) -> _Result:
+        # The pool can have begun everything else by the time that whoever waits for it hears of a failure.
+        if failures:
+            raise failures[0]
+        try:
+            return work(item)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
     try:
-        return list(pool.map(work, items))
+        return list(pool.map(unless_failed, items))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -219,7 +219,8 @@ async def test_the_cheapest_mode_runs_on_decode_alone(start):
     """Once it is known what legs take, a turn with little that is new is left to decode, which retains it as any other."""
     cluster = await start(mode_policy="cheapest", admin_key="sk-admin")
     told = {**cluster.prefill[0].account, "prompt_tokens": 1000}
-    # A prompt that is new is computed, quickly; of the later ones most is pulled.
+    # A prompt that is new is computed, quickly; of the later ones most is pulled, for much longer than this machine may stall.
+    cluster.prefill[0].pull_s = 0.1
     cluster.prefill[0].account = {**told, "remote_tokens": 0, "computed_tokens": 1000}
     contents = ["x" * 3000]
     for number in range(12):
