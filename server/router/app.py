@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from bidikv_server.router import tls
 from bidikv_server.router.access import Access
 from bidikv_server.router.admin import PREFIX, AdminRoutes
+from bidikv_server.router.busy_poll import BusyPoll
 from bidikv_server.router.core.circuit import CircuitRule
 from bidikv_server.router.core.conversations import ConversationTable
 from bidikv_server.router.core.engines import EngineTable
@@ -74,6 +75,7 @@ class RouterApp:
         recent: The last turns of all.
         metrics: Prometheus metrics.
         placer: What was learnt about engines and prompts.
+        touch: To be told of every packet that comes; None where nobody has to be.
         upstream_identity: The certificate that engines are shown, if there is one.
     """
 
@@ -126,7 +128,11 @@ class RouterApp:
         )
         self.metrics.in_flight.set_function(lambda: self._queue.running)
         context, self.upstream_identity = tls.upstream(settings)
-        self._client = EngineClient(connect_timeout_s=settings.connect_timeout_s, tls=context)
+        poll = BusyPoll(settings.busy_poll_s, self.metrics.busy_poll_seconds.inc)
+        self.touch = poll.touch if settings.busy_poll_s else None
+        self._client = EngineClient(
+            connect_timeout_s=settings.connect_timeout_s, tls=context, touch=self.touch
+        )
         transfer = registry.build(settings, self._client)
         self._prober = Prober(
             self._client,

@@ -55,6 +55,7 @@ class Doorway(HttpToolsProtocol):
 
     bounds: Bounds
     refused: Callable[[str], None]
+    touch: Callable[[], None] | None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -90,6 +91,8 @@ class Doorway(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, as long as it is within bounds."""
+        if self.touch is not None:
+            self.touch()
         if self._hangs_up or self.transport.is_closing():
             return
         if self._reads_head:
@@ -184,18 +187,22 @@ _LOGGER: Final = logging.getLogger(f"{__name__}.uvicorn")
 _LOGGER.setLevel(logging.ERROR)
 
 
-def guarded(bounds: Bounds, refused: Callable[[str], None]) -> type[Doorway]:
+def guarded(
+    bounds: Bounds, refused: Callable[[str], None], touch: Callable[[], None] | None = None
+) -> type[Doorway]:
     """A protocol class with these bounds.
 
     Args:
         bounds: Of every connection.
         refused: Hears the cause of every connection that is hung up on.
+        touch: Told of every packet.
     """
 
     class Guarded(Doorway):
         pass
 
     Guarded.bounds, Guarded.refused = bounds, staticmethod(refused)
+    Guarded.touch = staticmethod(touch) if touch is not None else None
     return Guarded
 
 

@@ -192,6 +192,11 @@ class RouterMetrics:
             ["cause"],
             registry=self.registry,
         )
+        self.busy_poll_seconds = Counter(
+            "bidikv_router_busy_poll_seconds",
+            "Processor time spent on looking for packets that had not come (busy_poll_s).",
+            registry=self.registry,
+        )
         self.in_flight = Gauge("bidikv_router_turns_in_flight", "Turns running now.", registry=self.registry)
         self.info = Info("bidikv_router", "The router's version.", registry=self.registry)
         self.info.info({"version": __version__})

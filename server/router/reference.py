@@ -66,6 +66,7 @@ _SECTIONS: Final = {
         "circuit_open_s",
     ),
     "Load": (
+        "busy_poll_s",
         "max_in_flight",
         "max_in_flight_per_tenant",
         "max_queue",

@@ -92,7 +92,11 @@ def create_server(settings: RouterSettings) -> RouterServer:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=guarded(_bounds(settings), lambda cause: app.metrics.refused_connections.labels(cause).inc()),
+        http=guarded(
+            _bounds(settings),
+            lambda cause: app.metrics.refused_connections.labels(cause).inc(),
+            app.touch,
+        ),
         ws="none",
         lifespan="on",
         interface="asgi3",

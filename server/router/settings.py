@@ -159,6 +159,9 @@ class RouterSettings(BaseSettings):
     shutdown_grace_s: Seconds = 30.0
     """How long running turns may go on after a stop signal, in seconds."""
 
+    busy_poll_s: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    """How long to go on looking for packets after each one before the core may sleep, in seconds: 0.002 takes a third from
+    what a router with traffic adds to a turn, and up to one core of its own while packets come."""
     max_in_flight: int | None = Field(default=None, ge=1)
     """Turns that run at once; without it as many as come."""
     max_in_flight_per_tenant: int | None = Field(default=None, ge=1)

@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from bidikv_server.router.core.json_bytes import encode
 from bidikv_server.router.errors import UpstreamConnectFailed, UpstreamFault, UpstreamTimedOut
-from bidikv_server.router.http1 import ConnectFailed, ConnectionBroke, Origin, Pool, request_head
+from bidikv_server.router.http1 import ConnectionBroke, Origin, request_head
+from bidikv_server.router.pool import ConnectFailed, Pool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -100,14 +101,21 @@ class StreamWaits:
 class EngineClient:
     """Connections to all engines."""
 
-    def __init__(self, *, connect_timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        connect_timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        touch: Callable[[], None] | None = None,
+    ) -> None:
         """Say how to connect; nothing is opened yet.
 
         Args:
             connect_timeout_s: To open a connection, in seconds.
             tls: For engines whose URL is https; None checks them by the machine's authorities.
+            touch: Told of every packet.
         """
-        self._pool = Pool(connect_timeout_s=connect_timeout_s, idle_s=_KEEPALIVE_S, tls=tls)
+        self._pool = Pool(connect_timeout_s=connect_timeout_s, idle_s=_KEEPALIVE_S, tls=tls, touch=touch)
 
     async def __aenter__(self) -> Self:
         """Connections are made on demand."""

@@ -9,6 +9,7 @@ from overhead import figures, report
 from overhead.client import Connection, Sight
 from overhead.figures import Sample
 from overhead.scenarios import SCENARIOS
+from overhead.systems import NAMES, OURS
 from overhead.traffic import TURNS, conversation, large_conversation
 
 
@@ -55,9 +56,9 @@ def test_quantiles():
 
 def everything(**ours):
     return [
-        sample(system, scenario=scenario, **(ours if system == "bidikv" else {}))
+        sample(system, scenario=scenario, **(ours if system in OURS else {}))
         for scenario in SCENARIOS
-        for system in ("direct", "bidikv", "vllm-router", "litellm")
+        for system in NAMES
     ]
 
 
@@ -76,13 +77,13 @@ def test_targets():
 
 def test_what_was_not_measured_is_left_out():
     """Of targets and of the table."""
-    only = [sample("direct"), sample("bidikv")]
+    only = [sample("direct"), sample("bidikv"), sample("bidikv-poll")]
     assert [what for what, _, _ in report.targets(only)] == [
-        "added at 100 streams, p50, at most 1.5 ms",
-        "added at 100 streams, p99, at most 6 ms",
+        "added at 100 streams, polling, p50, at most 1.5 ms",
+        "added at 100 streams, polling, p99, at most 6 ms",
     ]
     text = "\n".join(report.lines(only))
-    assert "| | direct | bidikv |" in text
+    assert "| | direct | bidikv | bidikv-poll |" in text
     assert "turns/s" not in text
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from overhead.figures import Sample
 
 OURS: Final = "bidikv"
+POLLING: Final = "bidikv-poll"
+"""Ours as it is set where a turn's latency counts and the router has a core of its own (`busy_poll_s`)."""
 
 
 def lines(samples: Sequence[Sample]) -> Iterator[str]:
@@ -40,8 +42,13 @@ def targets(samples: Sequence[Sample]) -> Iterator[tuple[str, float, bool]]:
 
 def _targets(samples: Sequence[Sample]) -> Iterator[tuple[str, float | None, float, float]]:
     inf = float("inf")
-    yield "added at 100 streams, p50, at most 1.5 ms", _added(samples, OURS, "streams", 0), -inf, 1.5
-    yield "added at 100 streams, p99, at most 6 ms", _added(samples, OURS, "streams", 1), -inf, 6.0
+    for place, (what, most) in enumerate((("p50, at most 1.5", 1.5), ("p99, at most 6", 6.0))):
+        yield (
+            f"added at 100 streams, polling, {what} ms",
+            _added(samples, POLLING, "streams", place),
+            -inf,
+            most,
+        )
     turns, events = figures.turns_per_core, figures.events_per_core
     yield "turns/s per core, at least 800", figures.median(samples, OURS, "turns", turns), 800, inf
     yield "events/s per core, at least 30,000", figures.median(samples, OURS, "events", events), 30_000, inf

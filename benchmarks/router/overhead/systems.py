@@ -20,7 +20,12 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NAMES: Final = ("direct", "bidikv", "vllm-router", "litellm")
+OURS: Final[dict[str, dict[str, str]]] = {
+    "bidikv": {},
+    "bidikv-poll": {"BIDIKV_ROUTER_BUSY_POLL_S": "0.002"},
+}
+"""Our router, and with which settings."""
+NAMES: Final = ("direct", *OURS, "vllm-router", "litellm")
 PACKAGES: Final = {"vllm-router": "vllm-router==0.1.17", "litellm": "litellm[proxy]==1.106.12"}
 _HERE: Final = Path(__file__).parent
 _START_S: Final = 90.0
@@ -86,7 +91,7 @@ class Bench:
         if name == "direct":
             return System(name, self.engines, None)
         port = free_port()
-        if name == "bidikv":
+        if name in OURS:
             command = [sys.executable, "-m", "bidikv_server.cli", "router", "--prefill", prefill]
             command += ["--decode", decode, "--port", str(port)]
         elif name == "vllm-router":
@@ -126,7 +131,8 @@ class Bench:
     def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         log = self._stack.enter_context((self._folder / f"{name}.log").open("wb"))
         paths = [str(_HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        environment = {**os.environ, **_QUIET, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        environment = {**os.environ, **_QUIET, **OURS.get(name, {})}
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         if name in PACKAGES:
             del environment["PYTHONPATH"]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=self._folder)

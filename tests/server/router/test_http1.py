@@ -9,7 +9,8 @@ import math
 import pytest
 from fake_engine import eventually
 
-from bidikv_server.router.http1 import ConnectFailed, ConnectionBroke, Origin, Pool, request_head
+from bidikv_server.router.http1 import ConnectionBroke, Origin, request_head
+from bidikv_server.router.pool import ConnectFailed, Pool
 
 pytestmark = pytest.mark.anyio
 WAIT = b"wait"
