@@ -44,12 +44,12 @@ class KnownTools(NamedTuple):
 
     Attributes:
         tools: See `History`.
-        ordered: The field to send in place of the caller's; None leaves that as it is.
+        changes: The field to send in place of the caller's, if any.
         keys: What they are known by once the request is answered: the hash of their spelling, and of the body after the messages.
     """
 
     tools: Tools
-    ordered: list[Any] | None = None
+    changes: Mapping[str, Any] = {}
     keys: tuple[int, ...] = ()
 
 
@@ -91,14 +91,14 @@ class Kept:
             return KnownTools(offered)
         spelling = spelling_of(tools)
         offered = self._tool_sets.get(spelling or 0)
-        ordered: list[Any] | None = None
+        changes: dict[str, Any] = {}
         if offered is None and restore and isinstance(tools, list | tuple):
             ordered = ordered_tools(tools, self._tool_order)
             if ordered is not None:
-                tools, rest = ordered, None
-                spelling = spelling_of(tools)
+                changes["tools"] = tools = ordered
+                spelling, rest = spelling_of(tools), None
         keys = tuple(key for key in (spelling, rest) if key is not None)
-        return KnownTools(tools_of(tools) if offered is None else offered, ordered, keys)
+        return KnownTools(tools_of(tools) if offered is None else offered, changes, keys)
 
     def keep_tools(self, tools: Tools, keys: Sequence[int]) -> None:
         """Keep tools that were sent, under what they are known by."""

@@ -87,7 +87,6 @@ class Memory:
         messages = body["messages"]
         if not isinstance(messages, list | tuple):
             return None
-        restored: list[str] = []
         with self._lock:
             known = self._sessions.get(session) or Kept()
             exact = None if content is None else Spelling.in_body(content, body, "messages")
@@ -95,10 +94,7 @@ class Memory:
             told = known.look_up_tools(
                 body.get("tools"), reading.rest(known.histories), restore=restore != "off"
             )
-            changes: dict[str, Any] = {}
-            if told.ordered is not None:
-                changes["tools"] = told.ordered
-                restored.append("tools")
+            changes, restored = {**told.changes}, [*told.changes]
             reading.tools = told.tools
             if restore != "off":
                 # What went out before in this spelling needs no other one.
@@ -140,9 +136,8 @@ class Memory:
                 messages[opening:opening] = kept
                 places[opening:opening] = [None] * len(kept)
             told = known.look_up_tools(body.get("tools"), None, restore=restore != "off")
-            if told.ordered is not None:
-                changes["tools"] = told.ordered
-                restored.append("tools")
+            changes |= told.changes
+            restored += told.changes
             reading = Reading(messages, told.tools)
             drift, base, shared = compare(reading, known.histories)
             history = reading.history(base, shared)

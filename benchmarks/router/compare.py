@@ -11,7 +11,8 @@ Loads:
     large      one client with a body of 1 MB: what a router adds to it
 
 Without a router ("direct") the client sends both legs itself, as a router would. LiteLLM knows no prefill: it sends one
-leg where the others send two. "bidikv-poll" is bidikv with `busy_poll_s = 0.002`. vllm-router and LiteLLM are installed into virtual environments of their own the first time.
+leg where the others send two. "bidikv-poll" is bidikv with `busy_poll_s = 0.002`. vllm-router and LiteLLM are installed into
+virtual environments of their own the first time.
 Everything shares this machine: compare within one run, and read "per core" as per second of processor time.
 """
 

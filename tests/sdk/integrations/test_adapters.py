@@ -186,7 +186,7 @@ def test_middleware_says_how_long_tools_take(router):
     # It has been seen how long the tool takes.
     waits_s = [request.turn.wait_s for request in router.requests]
     assert waits_s[0] == 30
-    assert waits_s[1] < 30
+    assert waits_s[1] < 1
 
 
 def test_a_graph_of_ones_own(router):
