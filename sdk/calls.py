@@ -18,7 +18,8 @@ from bidikv.fidelity import Answer, answer_in
 from bidikv.headers import TURN_HEADER, TurnHeader
 from bidikv.hints import Hint
 from bidikv.identity import Identity, find_header, headers_for, resolve, turn_header
-from bidikv.reuse import TurnReport, announce, is_raw, is_remembered, key_in, remember, told_in, watch_stream
+from bidikv.marks import MAPPING
+from bidikv.reuse import TurnReport, account_in, announce, is_raw, is_remembered, remember, watch_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +99,7 @@ class Call:
 
     def received(self, response: Any, result: Any) -> None:
         """Keep what an HTTP response says of the turn with what the client has made of it."""
-        self.report.told, self.report.key = told_in(response.headers), key_in(response.headers)
+        self.report.told, self.report.key = account_in(response.headers)
         remember(result, self.report)
 
     def review(self, content: bytes | None = None) -> None:
@@ -196,9 +197,10 @@ def _begin(
     client_headers: Callable[[], Mapping[str, object]],
     started_s: float,
 ) -> Call:
-    headers = options.headers if isinstance(options.headers, Mapping) else {}
-    body = options.json_data if isinstance(options.json_data, Mapping) else {}
-    whole = {**body, **options.extra_json} if isinstance(options.extra_json, Mapping) else body
+    headers = options.headers if isinstance(options.headers, MAPPING) else {}
+    body = options.json_data if isinstance(options.json_data, MAPPING) else {}
+    extra = options.extra_json
+    whole = {**body, **extra} if extra and isinstance(extra, MAPPING) else body
     identity = resolve(headers, whole, settings.conversation, client_headers, secret=settings.secret)
     session, report = identity.session, TurnReport(session=identity.session)
     hint: Hint | None = None

@@ -28,7 +28,7 @@ from bidikv.options import (
     Settings,
     split,
 )
-from bidikv.reuse import TurnReport, key_in, remember, told_in, turn_of
+from bidikv.reuse import TurnReport, account_in, remember, turn_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,7 +131,8 @@ class _Shared:
         if call is not None:
             call.received(response, result)
         else:
-            remember(result, TurnReport(told=told_in(response.headers), key=key_in(response.headers)))
+            told, key = account_in(response.headers)
+            remember(result, TurnReport(told=told, key=key))
         return result
 
     def _retries(self, options: Any) -> RetryPolicy | None:

@@ -7,24 +7,24 @@ conversation's content stays in memory or gets into a message. Standard library 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from bidikv.marks import MAPPING, Mark, Tools, mark_of
+from bidikv.marks import MAPPING, Mark, Marks, Tools, mark_of
 from bidikv.spellings import Spelling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 DriftKind: TypeAlias = Literal["start", "append", "retry", "rewind", "fork", "edit", "tools", "system"]
 
 _STEPS: Final = 8
 """Steps of a spelling that are looked at one by one before they become one."""
+_PROMPT: Final = attrgetter("prompt")
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(NamedTuple):
     """How one request's history relates to the closest one before it in its conversation.
 
     Attributes:
@@ -101,7 +101,7 @@ class History(NamedTuple):
         answers: How many messages of its prompt are the model's.
     """
 
-    marks: tuple[Mark, ...]
+    marks: Marks
     tools: Tools
     prompt: int
     steps: tuple[int, ...] = ()
@@ -110,11 +110,11 @@ class History(NamedTuple):
 
     def with_answer(self, *messages: Mapping[str, Any]) -> History:
         """The same history and the answer to it."""
-        marks = (*self.marks[: self.prompt], *map(mark_of, messages))
+        marks = self.marks.then(self.prompt, map(mark_of, messages))
         return History(marks, self.tools, self.prompt, self.steps, self.exact, self.answers)
 
 
-_NOTHING: Final = History((), (), 0)
+_NOTHING: Final = History(Marks([], 0), (), 0)
 
 
 class Reading:
@@ -122,17 +122,30 @@ class Reading:
 
     Args:
         messages: In the order in which they are sent.
-        tools: See `History`.
+        histories: Those before it, the newest first.
         spelling: Those messages in one exact spelling; by default one that is made here.
+
+    Attributes:
+        tools: See `History`; to be set before anything is compared.
     """
 
-    def __init__(self, messages: Sequence[Any], tools: Tools, spelling: Spelling | None = None) -> None:
+    def __init__(
+        self, messages: Sequence[Any], histories: Sequence[History], spelling: Spelling | None = None
+    ) -> None:
         self.messages = messages
-        self.tools = tools
-        self._spelling = Spelling.of(messages) if spelling is None else spelling
+        self.histories = histories
+        self.tools: Tools = ()
+        self._spelling = spelling = Spelling.of(messages) if spelling is None else spelling
+        # All of an agent's history comes back as it was, nearly always: that takes one look.
+        self._alike = [old for old in histories if spelling.begins(old.steps, old.exact)]
+        self._known = max(self._alike, key=_PROMPT, default=_NOTHING)
         self._marks: dict[int, Mark] = {}
-        self._alike: dict[int, int] = {}
-        self._measured: tuple[History, int] | None = None
+        self._end: int | None = None
+
+    @property
+    def start(self) -> int:
+        """Messages at the start that are a history's whole prompt, byte for byte; 0 if there is none such."""
+        return self._known.prompt
 
     def mark(self, index: int) -> Mark:
         """The mark of one message."""
@@ -145,34 +158,23 @@ class Reading:
         """Whether a message is the one that was marked."""
         return self.mark(index).fields == mark.fields
 
-    def alike(self, history: History) -> int:
-        """Messages at the start that are that history's whole prompt, byte for byte; 0 if they are not.
-
-        All of an agent's history comes back as it was, nearly always: that takes one look.
-        """
-        found = self._alike.get(id(history))
-        if found is None:
-            same = self._spelling.begins(history.steps, history.exact)
-            found = self._alike[id(history)] = history.prompt if same else 0
-        return found
-
     def shared(self, history: History) -> int:
         """Messages at the start that are as they were in that history."""
         marks = history.marks
         limit = min(len(marks), len(self.messages))
-        for index in range(min(self.alike(history), limit), limit):
-            if not self.same(index, marks[index]):
+        start = min(history.prompt, limit) if history in self._alike else 0
+        for index, mark in enumerate(marks.part(start, limit), start):
+            if not self.same(index, mark):
                 return index
         return limit
 
     def history(self, base: History | None, shared: int) -> History:
         """What to keep of the request; marks that it shares with an earlier history are that history's own."""
-        messages = self.messages
-        kept = base.marks[:shared] if base is not None else ()
-        new = tuple([self.mark(index) for index in range(len(kept), len(messages))])
-        known, end = self._extent(() if base is None else (base,))
-        start = known.steps[-1] if known.steps else 0
+        messages, known, end = self.messages, self._known, self._measured()
+        before = Marks([], 0) if base is None else base.marks
+        marks = before.then(shared, map(self.mark, range(shared, len(messages))))
         steps, exact = known.steps, known.exact
+        start = steps[-1] if steps else 0
         if end and (not start or len(steps) == _STEPS):
             steps, exact = (end,), self._spelling.hash(0, end)
         elif end > start:
@@ -180,35 +182,31 @@ class Reading:
         elif not end:
             steps, exact = (), 0
         answers = known.answers + count_answers(messages, known.prompt)
-        return History(kept + new, self.tools, len(messages), steps, exact, answers)
+        return History(marks, self.tools, len(messages), steps, exact, answers)
 
-    def rest(self, histories: Iterable[History]) -> int | None:
+    def rest(self) -> int | None:
         """Hash of the request's other fields; None if they are not there to be read."""
-        end = self._extent(histories)[1]
+        end = self._measured()
         return self._spelling.rest(end) if end else None
 
-    def _extent(self, histories: Iterable[History]) -> tuple[History, int]:
-        """The history that the messages begin with, byte for byte, and how many bytes all of them take."""
-        if self._measured is None:
-            known = _NOTHING
-            for history in histories:
-                if self.alike(history):
-                    known = history
-                    break
-            start = known.steps[-1] if known.steps else 0
-            self._measured = known, self._spelling.end(self.messages, known.prompt, start)
-        return self._measured
+    def _measured(self) -> int:
+        """How many bytes all messages take; 0 if that cannot be told."""
+        if self._end is None:
+            known = self._known
+            size = known.steps[-1] if known.steps else 0
+            self._end = self._spelling.end(self.messages, known.prompt, size)
+        return self._end
 
 
-def compare(reading: Reading, known: Sequence[History]) -> tuple[Drift, History | None, int]:
-    """Relate a request to the histories before it, the newest first.
+def compare(reading: Reading) -> tuple[Drift, History | None, int]:
+    """Relate a request to the histories before it.
 
     Returns:
         The relation, the history it is to, and how many messages both share.
     """
     best: History | None = None
     shared = -1
-    for history in known:
+    for history in reading.histories:
         count = reading.shared(history)
         if count > shared:
             best, shared = history, count
@@ -223,7 +221,7 @@ def _relate(reading: Reading, old: History, shared: int) -> Drift:
     if shared == len(old.marks) < len(reading.messages) and reading.tools == old.tools:
         return Drift("append", kept_messages=shared)  # nearly always
     lost = len(old.marks) - shared
-    shares_more = shared > _leading_system(old.marks[:shared])
+    shares_more = shared > _leading_system(old.marks.part(0, shared))
     changed: Drift | None = None
     kind: DriftKind
     if shared < min(len(reading.messages), len(old.marks)):
@@ -265,7 +263,7 @@ def _change(reading: Reading, old: History, at: int) -> Drift | None:
 
 def _taken_out(reading: Reading, old: History, at: int) -> bool:
     """Whether the request goes on where the old history stands later."""
-    rest = old.marks[at:]
+    rest = old.marks.part(at)
     for skipped in range(1, len(rest)):
         if rest[skipped].fields != reading.mark(at).fields:
             continue

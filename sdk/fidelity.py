@@ -19,14 +19,63 @@ _REASONING: Final = ("reasoning", "reasoning_content")
 
 
 class Answer:
-    """One generated message, put together from a parsed response or from the chunks of a stream.
+    """One generated message.
 
     Attributes:
         seen: Something of it has come.
         finished: All of it has come.
+        blank_is_known: It is known if content without text is null or empty.
     """
 
     response_id: Final = None
+    seen = True
+    finished = True
+    blank_is_known = True
+
+    @property
+    def reasoning(self) -> tuple[str, str] | None:
+        """The field that it came under, and its text."""
+        raise NotImplementedError
+
+    def message(self) -> dict[str, Any]:
+        """The message to send back."""
+        raise NotImplementedError
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The one message that it is."""
+        return [self.message()]
+
+
+class WholeAnswer(Answer):
+    """One that came at once.
+
+    Args:
+        message: A parsed `ChatCompletionMessage`.
+    """
+
+    def __init__(self, message: Any) -> None:
+        self._message = said = {"role": "assistant", "content": getattr(message, "content", None)}
+        self._reasoning = found = _reasoning_in(message)
+        if found is not None:
+            said[found[0]] = found[1]
+        calls = getattr(message, "tool_calls", None)
+        if calls:
+            said["tool_calls"] = [_call_of(call) for call in calls]
+
+    @property
+    def reasoning(self) -> tuple[str, str] | None:
+        """See `Answer`."""
+        return self._reasoning
+
+    def message(self) -> dict[str, Any]:
+        """See `Answer`."""
+        return self._message
+
+
+class StreamedAnswer(Answer):
+    """One that is put together from the chunks of a stream, which opens with an empty text whatever the content is."""
+
+    blank_is_known = False
 
     def __init__(self) -> None:
         self._content: list[str] = []
@@ -34,25 +83,8 @@ class Answer:
         self._reasoning: list[str] = []
         self._reasoning_name: str | None = None
         self._calls: dict[int, dict[str, Any]] = {}
-        self._whole: dict[str, Any] | None = None
         self.seen = False
         self.finished = False
-
-    @classmethod
-    def of(cls, message: Any) -> Answer:
-        """The answer that a parsed `ChatCompletionMessage` is."""
-        answer = cls()
-        answer.seen = answer.finished = True
-        answer._whole = whole = {"role": "assistant", "content": getattr(message, "content", None)}
-        found = _reasoning_in(message)
-        if found is not None:
-            answer._reasoning_name, text = found
-            answer._reasoning.append(text)
-            whole[found[0]] = text
-        calls = getattr(message, "tool_calls", None)
-        if calls:
-            whole["tool_calls"] = [_call_of(call) for call in calls]
-        return answer
 
     def add(self, chunk: Any) -> None:
         """Take what a chunk brings of the first choice."""
@@ -89,24 +121,13 @@ class Answer:
 
     @property
     def reasoning(self) -> tuple[str, str] | None:
-        """The field that it came under, and its text."""
+        """See `Answer`."""
         if self._reasoning_name is None:
             return None
         return self._reasoning_name, "".join(self._reasoning)
 
-    @property
-    def blank_is_known(self) -> bool:
-        """Whether it is known if content without text is null or empty: a stream opens with an empty text either way."""
-        return self._whole is not None
-
-    def messages(self) -> list[dict[str, Any]]:
-        """The one message that it is."""
-        return [self.message()]
-
     def message(self) -> dict[str, Any]:
-        """The message to send back."""
-        if self._whole is not None:
-            return self._whole
+        """See `Answer`."""
         text = "".join(self._content)
         null = self._null or (not text and bool(self._calls))
         message: dict[str, Any] = {"role": "assistant", "content": None if null else text}
@@ -143,7 +164,7 @@ def answer_in(response: Any) -> Answer | ItemsAnswer | None:
         return ItemsAnswer(response)
     choices = getattr(response, "choices", None)
     message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
-    return None if message is None else Answer.of(message)
+    return None if message is None else WholeAnswer(message)
 
 
 def message_of(response: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Both bidikv headers are RFC 9651 dictionaries with a version member first, so th
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -82,7 +83,7 @@ def _format_member(key: str, value: Member) -> str:
     return f"{key}={value:.3f}" if isinstance(value, float) else f"{key}={value}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TurnHeader:
     """What a client says about one turn. Advisory: the router believes the message chain, not the index.
 
@@ -108,17 +109,9 @@ class TurnHeader:
 
     def format(self) -> str:
         """Write the header value."""
-        said = f"v={WIRE_VERSION}" if self.index is None else f"v={WIRE_VERSION}, i={self.index}"
-        said += f', k="{self.kind}"'
-        if self.parent is not None:
-            said += f", {_format_member('p', self.parent)}"
-        if self.agent is not None:
-            said += f", {_format_member('a', self.agent)}"
-        if self.retain_s is not None:
-            said += f", {_format_member('ret', self.retain_s)}"
-        if self.wait_s is not None:
-            said += f", {_format_member('w', self.wait_s)}"
-        return f"{said}, final" if self.final else said
+        index = "" if self.index is None else f"i={self.index}, "
+        said = _said(self.kind, self.parent, self.agent, self.retain_s, self.wait_s, self.final or None)
+        return f"v={WIRE_VERSION}, {index}{said}"
 
     @classmethod
     def parse(cls, value: str | None) -> TurnHeader:
@@ -146,6 +139,12 @@ class TurnHeader:
             wait_s=seconds("w"),
             final=members.get("final") is True,
         )
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _said(*values: Member | None) -> str:
+    """Members that stay the same from turn to turn, nearly always."""
+    return format_dictionary(dict(zip(("k", "p", "a", "ret", "w", "final"), values, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bidikv.conversations import Conversation, current_conversation
 from bidikv.drift import count_answers
 from bidikv.headers import READBACK_HEADER, SESSION_HEADER, SESSION_PATTERN, TurnHeader
+from bidikv.marks import MAPPING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from bidikv.hints import Hint, Kind
 
@@ -23,9 +23,8 @@ _ENDPOINTS: Final = ("/chat/completions", "/completions", "/responses")
 
 def is_generation(method: str, url: str) -> bool:
     """Whether a request makes the engine read a prompt, so that identity means something to the router."""
-    if method.lower() != "post":
-        return False
-    return url in _ENDPOINTS or url.partition("?")[0].rstrip("/").endswith(_ENDPOINTS)
+    known = url in _ENDPOINTS or url.partition("?")[0].rstrip("/").endswith(_ENDPOINTS)
+    return known and method.lower() == "post"
 
 
 class Identity(NamedTuple):
@@ -117,7 +116,7 @@ def turn_header(
         index = count_answers(messages) if answers is None else answers
     shown = body.get("input") if messages is None else messages
     last = shown[-1] if shown and isinstance(shown, list | tuple) else None
-    if isinstance(last, Mapping):
+    if isinstance(last, MAPPING):
         answers_tool = last.get("role") == "tool" or last.get("type") == "function_call_output"
     if conversation is None:
         return TurnHeader(index=index, kind="tool" if answers_tool else "main")

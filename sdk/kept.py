@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bidikv.fidelity import is_as_generated, ordered_tools, restored_message
-from bidikv.marks import Tools, spelling_of, tools_of
+from bidikv.marks import MAPPING, Tools, spelling_of, tools_of
 
 if TYPE_CHECKING:
     from bidikv.drift import History
@@ -132,7 +132,7 @@ class Kept:
             opening: How many marks at its start are of instructions.
         """
         for message in said:
-            calls = message.get("tool_calls", ()) if isinstance(message, Mapping) else ()
+            calls = message.get("tool_calls", ()) if isinstance(message, MAPPING) else ()
             for call in calls:
                 if call["id"]:
                     _put(self.arguments, call["id"], call["function"]["arguments"])

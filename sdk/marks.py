@@ -6,9 +6,12 @@ Standard library only, pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from bidikv.spellings import meaning, spell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Tools: TypeAlias = tuple[tuple[str, int], ...]
 """Hash of each tool by name, in order."""
@@ -32,6 +35,38 @@ class Mark(NamedTuple):
 
     fields: dict[str, int]
     role: str
+
+
+class Marks:
+    """The marks of one history, which never change. What goes on from its end shares them: that takes what is new, not what was.
+
+    Args:
+        known: Begins with these marks; may be longer, where another history goes on from this one.
+        count: How many of them are of this history.
+    """
+
+    __slots__ = ("_count", "_known")
+
+    def __init__(self, known: list[Mark], count: int) -> None:
+        self._known = known
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Mark:
+        return self._known[index if index >= 0 else self._count + index]
+
+    def part(self, start: int, stop: int | None = None) -> list[Mark]:
+        """Those between, as a list of its own."""
+        return self._known[start : self._count if stop is None else stop]
+
+    def then(self, shared: int, new: Iterable[Mark]) -> Marks:
+        """So many of these marks, and new ones. Not for two threads at once."""
+        # Where another history has gone on from here already, this one needs a list of its own.
+        known = self._known if shared == len(self._known) else self._known[:shared]
+        known.extend(new)
+        return Marks(known, len(known))
 
 
 def mark_of(message: Any) -> Mark:

@@ -6,7 +6,6 @@ Bounded: the conversation used last stays longest. Any thread may call.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -90,16 +89,12 @@ class Memory:
         with self._lock:
             known = self._sessions.get(session) or Kept()
             exact = None if content is None else Spelling.in_body(content, body, "messages")
-            reading = Reading(messages, (), exact)
-            told = known.look_up_tools(
-                body.get("tools"), reading.rest(known.histories), restore=restore != "off"
-            )
+            reading = Reading(messages, known.histories, exact)
+            told = known.look_up_tools(body.get("tools"), reading.rest(), restore=restore != "off")
             changes, restored = {**told.changes}, [*told.changes]
-            reading.tools = told.tools
             if restore != "off":
                 # What went out before in this spelling needs no other one.
-                start = max(map(reading.alike, known.histories), default=0)
-                respelt = known.respell(messages, start, reasoning=restore == "all")
+                respelt = known.respell(messages, reading.start, reasoning=restore == "all")
                 if respelt is not None:
                     changes["messages"], paths = respelt
                     restored += paths
@@ -109,8 +104,9 @@ class Memory:
                     changes["messages"] = frozen
                     restored.append("messages[0]")
             if "messages" in changes:
-                reading = Reading(changes["messages"], reading.tools)
-            drift, base, shared = compare(reading, known.histories)
+                reading = Reading(changes["messages"], known.histories)
+            reading.tools = told.tools
+            drift, base, shared = compare(reading)
             history = reading.history(base, shared)
             return Reviewed(changes, tuple(restored), drift, history, told.keys)
 
@@ -132,14 +128,15 @@ class Memory:
             messages, places = shown
             opening = 1 if body.get("instructions") else 0
             if before is not None:  # whose own instructions do not count
-                kept = before.history.marks[before.opening :]
+                kept = before.history.marks.part(before.opening)
                 messages[opening:opening] = kept
                 places[opening:opening] = [None] * len(kept)
             told = known.look_up_tools(body.get("tools"), None, restore=restore != "off")
             changes |= told.changes
             restored += told.changes
-            reading = Reading(messages, told.tools)
-            drift, base, shared = compare(reading, known.histories)
+            reading = Reading(messages, known.histories)
+            reading.tools = told.tools
+            drift, base, shared = compare(reading)
             history = reading.history(base, shared)
             return Reviewed(
                 changes, tuple(restored), _placed(drift, places, opening), history, told.keys, opening
@@ -167,8 +164,8 @@ class Memory:
         """
         history = reviewed.history
         said = () if answer is None else answer.messages()
-        newest = history if answer is None else history.with_answer(*said)
         with self._lock:
+            newest = history if answer is None else history.with_answer(*said)
             known = self._session(session)
             known.respelt = known.respelt or bool(reviewed.changes)
             known.keep_history(history, newest)
@@ -183,8 +180,8 @@ class Memory:
     def generated(self, session: str, reviewed: Reviewed, answer: Answer | ItemsAnswer) -> None:
         """Remember what the model said to a request that is remembered already."""
         said = answer.messages()
-        longer = reviewed.history.with_answer(*said)
         with self._lock:
+            longer = reviewed.history.with_answer(*said)
             known = self._session(session)
             known.keep_history(reviewed.history, longer)
             known.keep_answer(answer, said, longer, reviewed.opening)
@@ -214,7 +211,7 @@ def _placed(drift: Drift, places: Sequence[int | None], opening: int) -> Drift:
     """A difference where the request has it: in its items, or in its instructions."""
     at = drift.message
     if at is None:
-        return replace(drift, where="input")
+        return drift._replace(where="input")
     if at < opening:
-        return replace(drift, message=None, where="instructions")
-    return replace(drift, message=places[at] if at < len(places) else None, where="input")
+        return drift._replace(message=None, where="instructions")
+    return drift._replace(message=places[at] if at < len(places) else None, where="input")

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from bidikv.fidelity import Answer, answer_in
+from bidikv.fidelity import Answer, StreamedAnswer, answer_in
 from bidikv.headers import KEY_HEADER, REUSE_HEADER, ReuseHeader
 from bidikv.items import ItemsAnswer, ended_response
 
@@ -149,8 +149,8 @@ def turn_of(response: object) -> TurnReport | None:
     if inner is not None and (report := _reports.get(inner)) is not None:
         return report
     http_response = getattr(response, "response", None) or getattr(response, "_response", None) or response
-    headers = getattr(http_response, "headers", None)
-    report = TurnReport(told=told_in(headers), key=key_in(headers))
+    told, key = account_in(getattr(http_response, "headers", None))
+    report = TurnReport(told=told, key=key)
     return None if report.reuse is None else report
 
 
@@ -160,16 +160,12 @@ def reuse_of(response: object) -> ReuseHeader | None:
     return None if report is None else report.reuse
 
 
-def told_in(headers: Any) -> str | None:
-    """The account in a mapping of response headers, whichever HTTP library it is from."""
-    value = headers.get(REUSE_HEADER) if hasattr(headers, "get") else None
-    return value if isinstance(value, str) else None
-
-
-def key_in(headers: Any) -> str | None:
-    """The router's key of the conversation in a mapping of response headers."""
-    value = headers.get(KEY_HEADER) if hasattr(headers, "get") else None
-    return value if isinstance(value, str) else None
+def account_in(headers: Any) -> tuple[str | None, str | None]:
+    """The router's account and its key of the conversation in a mapping of response headers, whichever HTTP library it is from."""
+    if not hasattr(headers, "get"):
+        return None, None
+    told, key = headers.get(REUSE_HEADER), headers.get(KEY_HEADER)
+    return told if isinstance(told, str) else None, key if isinstance(key, str) else None
 
 
 def answer_of(response: Any) -> Answer | ItemsAnswer | None:
@@ -228,7 +224,7 @@ class _Seen:
         self._report = report
         self._started_s = started_s
         self._on_end = on_end
-        self.answer = Answer()
+        self.answer = StreamedAnswer()
 
     def see(self, chunk: Any) -> None:
         if self._report.ttft_s is None and _carries_output(chunk):

@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
 from bidikv.conversations import Conversation, current_conversation
 from bidikv.headers import SESSION_HEADER, TURN_HEADER
 from bidikv.identity import Identity, headers_for, is_generation, turn_header
-from bidikv.reuse import TurnReport, key_in, told_in
+from bidikv.reuse import TurnReport, account_in
 
 if TYPE_CHECKING:
     import httpx
@@ -56,8 +56,8 @@ class BidiKVInterceptor(BaseInterceptor[Any, Any]):
         """Keep what the router says of the turn."""
         conversation = self._conversation or current_conversation()
         if conversation is not None:
-            headers = message.headers
-            report = TurnReport(session=conversation.id, told=told_in(headers), key=key_in(headers))
+            told, key = account_in(message.headers)
+            report = TurnReport(session=conversation.id, told=told, key=key)
             if report.reuse is not None:
                 conversation.turns.append(report)
         return message
