@@ -179,24 +179,9 @@ class Call:
             self.settings.memory.generated(self.identity.session, self.reviewed, answer)
 
 
-def begin(
-    options: Any, settings: Settings, client_headers: Callable[[], Mapping[str, object]]
-) -> Call | None:
-    """Decide what a call carries. None, and a traceback in the log, if that fails: the call then goes out as it came."""
+def begin(options: Any, settings: Settings, client_headers: Callable[[], Mapping[str, object]]) -> Call:
+    """Decide what a call carries."""
     started_s = time.perf_counter()
-    try:
-        return _begin(options, settings, client_headers, started_s)
-    except Exception:
-        log.exception("the conversation of a call cannot be told; the call goes out without one")
-        return None
-
-
-def _begin(
-    options: Any,
-    settings: Settings,
-    client_headers: Callable[[], Mapping[str, object]],
-    started_s: float,
-) -> Call:
     headers = options.headers if isinstance(options.headers, MAPPING) else {}
     body = options.json_data if isinstance(options.json_data, MAPPING) else {}
     extra = options.extra_json

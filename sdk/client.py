@@ -8,6 +8,8 @@ there, before its first try. Retries repeat what was decided.
 from __future__ import annotations
 
 import functools
+import logging
+import operator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
     ClientT = TypeVar("ClientT", bound="openai.OpenAI | openai.AsyncOpenAI")
 
+
+log = logging.getLogger(__name__)
 
 # The call that this task or thread is sending: the OpenAI client makes its requests from copies of what it is given.
 _running: ContextVar[calls.Call | None] = ContextVar("bidikv_running_call", default=None)
@@ -109,10 +113,17 @@ class _Shared:
         return {**given, "_extra_kwargs": {**ours, **theirs}}
 
     def _begin(self, options: Any) -> calls.Call | None:
-        """Decide what a call carries; None for those that go out as they came. Leaves `options` unchanged."""
+        """Decide what a call carries; None for those that go out as they came, as one does of which this fails.
+
+        Leaves `options` unchanged.
+        """
         if not self._bidikv.enabled or not is_generation(options.method, options.url):
             return None
-        return calls.begin(options, self._bidikv, lambda: self.default_headers)
+        try:
+            return calls.begin(options, self._bidikv, lambda: self.default_headers)
+        except Exception:
+            log.exception("the conversation of a call cannot be told; the call goes out without one")
+            return None
 
     def _build_request(self, options: Any, **kwargs: Any) -> Any:
         # The one place where a body's bytes and its fields are both at hand. Runs for each try of a call.
@@ -160,10 +171,10 @@ class _SyncCalls(_Shared):
         call = self._begin(options)
         sent = options if call is None else call.options
         policy = self._retries(sent)
-        send = functools.partial(super().request, cast_to, sent, **kwargs)  # type: ignore[misc]
+        attempt = operator.call if policy is None else policy.call
         token = _running.set(call)
         try:
-            response = send() if policy is None else policy.call(send)
+            response = attempt(super().request, cast_to, sent, **kwargs)  # type: ignore[misc]
         finally:
             _running.reset(token)
         return response if call is None else call.answered(response, self)
@@ -215,10 +226,10 @@ class _AsyncCalls(_Shared):
         call = self._begin(options)
         sent = options if call is None else call.options
         policy = self._retries(sent)
-        send = functools.partial(super().request, cast_to, sent, **kwargs)  # type: ignore[misc]
+        attempt = operator.call if policy is None else policy.acall
         token = _running.set(call)
         try:
-            response = await (send() if policy is None else policy.acall(send))
+            response = await attempt(super().request, cast_to, sent, **kwargs)  # type: ignore[misc]
         finally:
             _running.reset(token)
         return response if call is None else call.answered(response, self)

@@ -145,8 +145,7 @@ def _reasoning_in(part: Any) -> tuple[str, str] | None:
     # Not by `getattr`, for which models that have no such field go a long way.
     declared, extra = getattr(part, "__dict__", {}), getattr(part, "model_extra", None) or {}
     for name in _REASONING:
-        text = declared.get(name) or extra.get(name)
-        if text:
+        if text := declared.get(name) or extra.get(name):
             return name, text
     return None
 

@@ -75,7 +75,7 @@ class Kept:
     _blanks: OrderedDict[str, str | None] = field(default_factory=OrderedDict)
     _reasoning: OrderedDict[tuple[Any, ...], tuple[str, str]] = field(default_factory=OrderedDict)
     _tool_order: dict[str, int] = field(default_factory=dict)
-    _tool_sets: OrderedDict[int, Tools] = field(default_factory=OrderedDict)
+    _tool_sets: OrderedDict[int, KnownTools] = field(default_factory=OrderedDict)
 
     def look_up_tools(self, tools: Any, rest: int | None, *, restore: bool) -> KnownTools:
         """Find a request's tools by what follows its messages, else by their own spelling.
@@ -87,24 +87,24 @@ class Kept:
         """
         if not tools:
             return KnownTools(())
-        if rest is not None and (offered := self._tool_sets.get(rest)) is not None:
-            return KnownTools(offered)
+        if rest is not None and (known := self._tool_sets.get(rest)) is not None:
+            return known
         spelling = spelling_of(tools)
-        offered = self._tool_sets.get(spelling or 0)
+        known = self._tool_sets.get(spelling or 0)
         changes: dict[str, Any] = {}
-        if offered is None and restore and isinstance(tools, list | tuple):
+        if known is None and restore and isinstance(tools, list | tuple):
             ordered = ordered_tools(tools, self._tool_order)
             if ordered is not None:
                 changes["tools"] = tools = ordered
                 spelling, rest = spelling_of(tools), None
         keys = tuple(key for key in (spelling, rest) if key is not None)
-        return KnownTools(tools_of(tools) if offered is None else offered, changes, keys)
+        return KnownTools(tools_of(tools) if known is None else known.tools, changes, keys)
 
     def keep_tools(self, tools: Tools, keys: Sequence[int]) -> None:
         """Keep tools that were sent, under what they are known by."""
         for key in keys:
             if key not in self._tool_sets:
-                _put(self._tool_sets, key, tools, most=2 * _HISTORIES)
+                _put(self._tool_sets, key, KnownTools(tools), most=2 * _HISTORIES)
                 for name, _ in tools:
                     self._tool_order.setdefault(name, len(self._tool_order))
 
@@ -196,11 +196,8 @@ def _put(entries: OrderedDict[Any, Any], name: Any, value: Any, *, most: int = _
 
 
 def _continues(longer: History, shorter: History) -> bool:
-    """Whether a history goes on from another one: they share their marks, not only what these say."""
-    count = len(shorter.marks)
-    if longer is shorter or longer.tools != shorter.tools or len(longer.marks) <= count or not count:
-        return False
-    return longer.marks[count - 1] is shorter.marks[-1]
+    """Whether a history goes on from another one."""
+    return longer.marks.goes_on_from(shorter.marks) and longer.tools == shorter.tools
 
 
 def _name(message: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -26,8 +26,9 @@ class Links:
 
     def add(self, key: str, client: Any) -> None:
         """A router answered a turn of the conversation through this client."""
-        with self._lock:
-            self._clients[key] = client
+        if self._clients.get(key) is not client:
+            with self._lock:
+                self._clients[key] = client
 
     def release(self) -> None:
         """Tell them that the conversation has ended."""

@@ -68,6 +68,11 @@ class Marks:
         known.extend(new)
         return Marks(known, len(known))
 
+    def goes_on_from(self, other: Marks) -> bool:
+        """Whether it begins with those marks, not only with marks that say the same, and has more."""
+        count = other._count
+        return self._count > count > 0 and self._known[count - 1] is other._known[count - 1]
+
 
 def mark_of(message: Any) -> Mark:
     """What to keep of one message.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import openai
 import tenacity
@@ -16,6 +16,7 @@ from bidikv.hints import require_seconds
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _TRANSIENT: Final = frozenset({408, 429})
@@ -72,21 +73,26 @@ class RetryPolicy:
         for name in ("budget_s", "first_wait_s", "max_wait_s"):
             require_seconds(name, getattr(self, name))
 
-    def call(self, function: Callable[[], T]) -> T:
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call until it returns.
+
+        Args:
+            function: What to call.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
 
         Raises:
             openai.OpenAIError: What the last try failed with; also a `RetriesExhausted` if it was not the first one.
         """
         try:
-            return tenacity.Retrying(**self._rules())(function)
+            return tenacity.Retrying(**self._rules())(function, *args, **kwargs)
         except openai.OpenAIError as error:
             raise _given_up(error) from error.__cause__
 
-    async def acall(self, function: Callable[[], Awaitable[T]]) -> T:
+    async def acall(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Await until it returns; see `call`."""
         try:
-            return await tenacity.AsyncRetrying(**self._rules())(function)
+            return await tenacity.AsyncRetrying(**self._rules())(function, *args, **kwargs)
         except openai.OpenAIError as error:
             raise _given_up(error) from error.__cause__
 
