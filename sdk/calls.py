@@ -185,7 +185,7 @@ def begin(options: Any, settings: Settings, client_headers: Callable[[], Mapping
     headers = options.headers if isinstance(options.headers, MAPPING) else {}
     body = options.json_data if isinstance(options.json_data, MAPPING) else {}
     extra = options.extra_json
-    whole = {**body, **extra} if extra and isinstance(extra, MAPPING) else body
+    whole = _merged(body, extra) if extra and isinstance(extra, MAPPING) else body
     identity = resolve(headers, whole, settings.conversation, client_headers, secret=settings.secret)
     session, report = identity.session, TurnReport(session=identity.session)
     hint: Hint | None = None
@@ -208,6 +208,11 @@ def begin(options: Any, settings: Settings, client_headers: Callable[[], Mapping
         if call.changes is not None:
             call.options, call.changes = options.model_copy(update=call.changes), None
     return call
+
+
+def _merged(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The body that the OpenAI client sends where its caller adds fields, or takes one away."""
+    return {name: value for name, value in {**body, **extra}.items() if not isinstance(value, openai.Omit)}
 
 
 def _parsed(response: Any) -> Any:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from bidikv.marks import MAPPING, Mark, Marks, Tools, mark_of
-from bidikv.spellings import Spelling
+from bidikv.spellings import Rest, Spelling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,6 +99,7 @@ class History(NamedTuple):
         steps: Where turns ended in one exact spelling of its prompt, in bytes; the last is its end. Empty if it has none.
         exact: Hash of those bytes, step by step.
         answers: How many messages of its prompt are the model's.
+        rest: What its body says beside its messages; None if that cannot be told.
     """
 
     marks: Marks
@@ -107,11 +108,12 @@ class History(NamedTuple):
     steps: tuple[int, ...] = ()
     exact: int = 0
     answers: int = 0
+    rest: Rest | None = None
 
     def with_answer(self, *messages: Mapping[str, Any]) -> History:
         """The same history and the answer to it."""
         marks = self.marks.then(self.prompt, map(mark_of, messages))
-        return History(marks, self.tools, self.prompt, self.steps, self.exact, self.answers)
+        return History(marks, self.tools, self.prompt, self.steps, self.exact, self.answers, self.rest)
 
 
 _NOTHING: Final = History(Marks([], 0), (), 0)
@@ -127,6 +129,7 @@ class Reading:
 
     Attributes:
         tools: See `History`; to be set before anything is compared.
+        rest: What the request's body says beside them; None if that cannot be told.
     """
 
     def __init__(
@@ -136,11 +139,12 @@ class Reading:
         self.histories = histories
         self.tools: Tools = ()
         self._spelling = spelling = Spelling.of(messages) if spelling is None else spelling
+        self._marks: dict[int, Mark] = {}
         # All of an agent's history comes back as it was, nearly always: that takes one look.
         self._alike = [old for old in histories if spelling.begins(old.steps, old.exact)]
-        self._known = max(self._alike, key=_PROMPT, default=_NOTHING)
-        self._marks: dict[int, Mark] = {}
-        self._end: int | None = None
+        self._known = known = max(self._alike, key=_PROMPT, default=_NOTHING)
+        size = known.steps[-1] if known.steps else 0
+        self._end, self.rest = spelling.split(messages, known.prompt, size, known.rest)
 
     @property
     def start(self) -> int:
@@ -170,7 +174,7 @@ class Reading:
 
     def history(self, base: History | None, shared: int) -> History:
         """What to keep of the request; marks that it shares with an earlier history are that history's own."""
-        messages, known, end = self.messages, self._known, self._measured()
+        messages, known, end = self.messages, self._known, self._end
         before = Marks([], 0) if base is None else base.marks
         marks = before.then(shared, map(self.mark, range(shared, len(messages))))
         steps, exact = known.steps, known.exact
@@ -182,20 +186,7 @@ class Reading:
         elif not end:
             steps, exact = (), 0
         answers = known.answers + count_answers(messages, known.prompt)
-        return History(marks, self.tools, len(messages), steps, exact, answers)
-
-    def rest(self) -> int | None:
-        """Hash of the request's other fields; None if they are not there to be read."""
-        end = self._measured()
-        return self._spelling.rest(end) if end else None
-
-    def _measured(self) -> int:
-        """How many bytes all messages take; 0 if that cannot be told."""
-        if self._end is None:
-            known = self._known
-            size = known.steps[-1] if known.steps else 0
-            self._end = self._spelling.end(self.messages, known.prompt, size)
-        return self._end
+        return History(marks, self.tools, len(messages), steps, exact, answers, self.rest)
 
 
 def compare(reading: Reading) -> tuple[Drift, History | None, int]:

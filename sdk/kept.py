@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bidikv.drift import History
     from bidikv.fidelity import Answer
     from bidikv.items import ItemsAnswer
+    from bidikv.spellings import Rest
 
 _HISTORIES: Final = 8
 """Branches and parallel calls."""
@@ -45,12 +46,13 @@ class KnownTools(NamedTuple):
     Attributes:
         tools: See `History`.
         changes: The field to send in place of the caller's, if any.
-        keys: What they are known by once the request is answered: the hash of their spelling, and of the body after the messages.
+        keys: What they are known by once the request is answered: the hash of their spelling, and what the body says beside the
+            messages.
     """
 
     tools: Tools
     changes: Mapping[str, Any] = {}
-    keys: tuple[int, ...] = ()
+    keys: tuple[int | Rest, ...] = ()
 
 
 @dataclass(slots=True)
@@ -75,14 +77,14 @@ class Kept:
     _blanks: OrderedDict[str, str | None] = field(default_factory=OrderedDict)
     _reasoning: OrderedDict[tuple[Any, ...], tuple[str, str]] = field(default_factory=OrderedDict)
     _tool_order: dict[str, int] = field(default_factory=dict)
-    _tool_sets: OrderedDict[int, KnownTools] = field(default_factory=OrderedDict)
+    _tool_sets: OrderedDict[int | Rest, KnownTools] = field(default_factory=OrderedDict)
 
-    def look_up_tools(self, tools: Any, rest: int | None, *, restore: bool) -> KnownTools:
-        """Find a request's tools by what follows its messages, else by their own spelling.
+    def look_up_tools(self, tools: Any, rest: Rest | None, *, restore: bool) -> KnownTools:
+        """Find a request's tools by what it says beside its messages, else by their own spelling.
 
         Args:
             tools: The request's field.
-            rest: The hash of the body after the messages; None if that is not known.
+            rest: What the body says beside the messages; None if that is not known.
             restore: Put tools that are not known in the order of the first that were.
         """
         if not tools:
@@ -100,7 +102,7 @@ class Kept:
         keys = tuple(key for key in (spelling, rest) if key is not None)
         return KnownTools(tools_of(tools) if known is None else known.tools, changes, keys)
 
-    def keep_tools(self, tools: Tools, keys: Sequence[int]) -> None:
+    def keep_tools(self, tools: Tools, keys: Sequence[int | Rest]) -> None:
         """Keep tools that were sent, under what they are known by."""
         for key in keys:
             if key not in self._tool_sets:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from bidikv.fidelity import Answer
     from bidikv.items import ItemsAnswer
+    from bidikv.spellings import Rest
 
 Restore: TypeAlias = Literal["off", "spelling", "all"]
 RESTORE: Final = ("off", "spelling", "all")
@@ -42,7 +43,7 @@ class Reviewed(NamedTuple):
     restored: tuple[str, ...]
     drift: Drift
     history: History
-    tools: tuple[int, ...]
+    tools: tuple[int | Rest, ...]
     opening: int = 0
 
 
@@ -90,7 +91,7 @@ class Memory:
             known = self._sessions.get(session) or Kept()
             exact = None if content is None else Spelling.in_body(content, body, "messages")
             reading = Reading(messages, known.histories, exact)
-            told = known.look_up_tools(body.get("tools"), reading.rest(), restore=restore != "off")
+            told = known.look_up_tools(body.get("tools"), reading.rest, restore=restore != "off")
             changes, restored = {**told.changes}, [*told.changes]
             if restore != "off":
                 # What went out before in this spelling needs no other one.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import marshal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,24 +20,37 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), all
 _decode: Final = json.JSONDecoder().raw_decode
 
 
+class Rest(NamedTuple):
+    """What a body says beside its messages.
+
+    Attributes:
+        size: Bytes after the messages.
+        exact: Their hash, and that of what comes before the messages.
+    """
+
+    size: int
+    exact: int
+
+
 class Spelling:
     """Messages as bytes that begin as those of any shorter list of the same messages do, perhaps with more after them.
 
     Args:
         view: Begins with the first message.
-        is_body: It is the rest of a request's body; else nothing comes after the messages.
+        before: Hash of what a body has before the messages, and of how many fields it has after them; None if this is no
+            body, and ends with the messages.
     """
 
-    __slots__ = ("_is_body", "_view")
+    __slots__ = ("_before", "_view")
 
-    def __init__(self, view: memoryview, *, is_body: bool) -> None:
+    def __init__(self, view: memoryview, before: int | None) -> None:
         self._view = view
-        self._is_body = is_body
+        self._before = before
 
     @classmethod
     def of(cls, messages: Sequence[Any]) -> Spelling:
         """A spelling made for these messages, which are walked through; it is empty where they are not JSON-like."""
-        return cls(memoryview(spell(list(messages)) or b"")[_LIST_HEAD:], is_body=False)
+        return cls(memoryview(spell(list(messages)) or b"")[_LIST_HEAD:], None)
 
     @classmethod
     def in_body(cls, content: bytes, body: Mapping[str, Any], name: str) -> Spelling | None:
@@ -49,12 +62,12 @@ class Spelling:
             name: The field with the messages.
         """
         head = f'"{name}":['.encode()
-        start = content.find(head)
+        start, place = content.find(head), list(body).index(name)
         if start < 0:
             return None
         # Quotation marks inside of texts are escaped, so that this is a field; but of which object?
         if content.count(b"{", 0, start) > 1:
-            before = dict(itertools.takewhile(lambda field: field[0] != name, body.items()))
+            before = dict(itertools.islice(body.items(), place))
             try:
                 opening = _encode(before)[:-1].encode() + b","
             except (TypeError, ValueError, RecursionError):
@@ -62,7 +75,8 @@ class Spelling:
             start = len(opening)
             if not content.startswith(opening + head):
                 return None
-        return cls(memoryview(content)[start + len(head) :], is_body=True)
+        start += len(head)
+        return cls(memoryview(content)[start:], hash((len(body) - place, content[:start])))
 
     def begins(self, steps: Sequence[int], exact: int) -> bool:
         """Whether it begins with the bytes that these are the steps and the hash of."""
@@ -78,28 +92,38 @@ class Spelling:
         """Hash of the bytes between, and of what is known by its own hash to come before them."""
         return hash((before, hash(self._view[start:end])))
 
-    def rest(self, start: int) -> int | None:
-        """Hash of all that comes after these bytes; None if nothing does."""
-        return self.hash(start, len(self._view)) if self._is_body else None
-
-    def end(self, messages: Sequence[Any], known: int, size: int) -> int:
-        """How many bytes the messages take; 0 if that cannot be told.
+    def split(
+        self, messages: Sequence[Any], known: int, size: int, rest: Rest | None
+    ) -> tuple[int, Rest | None]:
+        """Where the messages end.
 
         Args:
             messages: All of them.
             known: How many at the start are known to take `size` bytes.
             size: These bytes.
+            rest: What another body said beside its messages.
+
+        Returns:
+            How many bytes the messages take, 0 if that cannot be told; what the body says beside them, None if it is none.
         """
-        if not self._is_body:
-            return len(self._view)
+        before, whole = self._before, len(self._view)
+        if before is None:
+            return whole, None
+        # What closed a list among a body's fields, with so many fields after it, closes the same list in another body.
+        end = -1 if rest is None else whole - rest.size
+        if rest is not None and end >= size and self.hash(end, whole, before) == rest.exact:
+            return end, rest
         try:
-            rest = _encode(messages[known:]).encode()
+            new = _encode(messages[known:]).encode()
         except (TypeError, ValueError, RecursionError):
-            return 0
+            return 0, None
         # Its own bytes are the proof: of what they were made is what the rest of the messages is.
-        between = b"," if known and len(rest) > 2 else b""
-        rest = between + rest[1:]
-        return size + len(rest) - 1 if self._view[size : size + len(rest)] == rest else 0
+        between = b"," if known and len(new) > 2 else b""
+        new = between + new[1:]
+        end = size + len(new) - 1
+        if self._view[size : end + 1] != new:
+            return 0, None
+        return end, Rest(whole - end, self.hash(end, whole, before))
 
 
 def spell(value: Any) -> bytes | None:

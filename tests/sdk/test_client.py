@@ -75,6 +75,18 @@ def test_omit(router):
     assert router.header(TURN_HEADER) == [None]
 
 
+def test_a_field_that_is_taken_away_is_not_compared(router):
+    """What the OpenAI client leaves out of a body counts as what it is: not there."""
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    client = router.client()
+    with bidikv.conversation("a") as talk:
+        ask(client, tools=[tool])
+        ask(client, tools=[tool], extra_body={"tools": openai.Omit()})
+        ask(client)
+    assert [("tools" in body) for body in router.bodies] == [True, False, False]
+    assert [turn.drift.kind for turn in talk.turns] == ["start", "tools", "retry"]
+
+
 def test_unusable_body_session(router):
     """A body's session that no gateway would let through is neither repeated nor replaced."""
     with bidikv.conversation("a"):

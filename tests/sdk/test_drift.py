@@ -329,21 +329,34 @@ ORDERS = (
     ("messages", "model", "tools"),
     ("model", "tools", "messages"),
     ("metadata", "messages", "tools"),
+    ("messages", "tools", "model"),
+    ("messages", "stop", "model"),
+    ("stop", "messages", "model"),
+    ("tools", "messages", "model"),
+)
+turns_of_any_order = st.tuples(
+    requests, st.sampled_from([[], TOOLS, TOOLS[:1], TOOLS[::-1]]), st.sampled_from(ORDERS)
 )
 
 
-@given(st.lists(st.tuples(requests, st.booleans()), min_size=1, max_size=12), st.sampled_from(ORDERS))
-def test_the_bytes_that_are_sent_tell_what_walking_tells(turns, order):
-    """A history is judged alike by the bytes of its body and message by message, whatever the order of the fields."""
+@given(
+    st.lists(turns_of_any_order, min_size=1, max_size=12), st.integers(1, 2), st.sampled_from([*ORDERS, None])
+)
+def test_the_bytes_that_are_sent_tell_what_walking_tells(turns, repeats, only):
+    """A history is judged alike by the bytes of its body and message by message, whatever the order of the fields.
+
+    Also where one body ends as another does, but what ends there is another list.
+    """
     walking, reading = Memory(), Memory()
-    for messages, offers in turns:
+    for messages, tools, order in [turn for turn in turns for _ in range(repeats)]:
         fields = {
             "model": "m",
             "messages": messages,
-            "tools": TOOLS if offers else [],
+            "tools": tools,
             "metadata": {"messages": []},
+            "stop": ["]", "x"],
         }
-        body = {name: fields[name] for name in order}
+        body = {name: fields[name] for name in only or order}
         seen = [
             memory.review("s", body, restore="off", content=content)
             for memory, content in ((walking, None), (reading, sent(body)))
@@ -354,6 +367,18 @@ def test_the_bytes_that_are_sent_tell_what_walking_tells(turns, order):
         assert seen[1].history.answers == sum(message["role"] == "assistant" for message in messages)
         for memory, reviewed in zip((walking, reading), seen, strict=True):
             memory.answered("s", reviewed, body)
+
+
+def test_the_end_of_another_list_is_not_the_messages_end():
+    """Three bodies end alike, but in two of them what ends there are the tools."""
+    memory, messages = Memory(), [SYSTEM, user("hi")]
+    kinds = []
+    for fields in ({}, {"tools": TOOLS}, {"tools": TOOLS[:1]}):
+        body = {"messages": messages, **fields, "model": "m"}
+        reviewed = memory.review("s", body, restore="off", content=sent(body))
+        memory.answered("s", reviewed, body)
+        kinds.append(reviewed.drift.kind)
+    assert kinds == ["start", "tools", "tools"]
 
 
 def test_a_long_history_is_read_in_few_steps():
@@ -382,7 +407,7 @@ def test_bytes_of_another_request_prove_nothing():
         sent({"metadata": body, "messages": []}),
     ):
         spelling = Spelling.in_body(content, body, "messages")
-        assert spelling is None or spelling.end(body["messages"], 0, 0) == 0
+        assert spelling is None or spelling.split(body["messages"], 0, 0, None) == (0, None)
         memory = Memory()
         for _ in range(2):
             reviewed = memory.review("s", body, restore="off", content=content)
