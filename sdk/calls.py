@@ -19,7 +19,7 @@ from bidikv.headers import TURN_HEADER, TurnHeader
 from bidikv.hints import Hint
 from bidikv.identity import Identity, find_header, headers_for, resolve, turn_header
 from bidikv.marks import MAPPING
-from bidikv.reuse import TurnReport, account_in, announce, is_raw, is_remembered, remember, watch_stream
+from bidikv.reuse import TurnReport, account_in, announce, is_raw, remember, watch_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,10 +97,9 @@ class Call:
             request.headers[name] = value
         return request
 
-    def received(self, response: Any, result: Any) -> None:
-        """Keep what an HTTP response says of the turn with what the client has made of it."""
+    def received(self, response: Any) -> None:
+        """Keep what an HTTP response says of the turn."""
         self.report.told, self.report.key = account_in(response.headers)
-        remember(result, self.report)
 
     def review(self, content: bytes | None = None) -> None:
         """Compare the history with those before it, and find what has to be spelt otherwise.
@@ -155,8 +154,7 @@ class Call:
 
     def _learn(self, response: Any, client: Any) -> None:
         report = self.report
-        if not is_remembered(response, report):
-            remember(response, report)
+        remember(response, report)
         announce(report)
         parsed = response
         if is_raw(response):

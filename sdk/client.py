@@ -140,7 +140,7 @@ class _Shared:
         """Keep what a response's headers say of its turn, of a call that names none too."""
         call = _running.get()
         if call is not None:
-            call.received(response, result)
+            call.received(response)
         else:
             told, key = account_in(response.headers)
             remember(result, TurnReport(told=told, key=key))

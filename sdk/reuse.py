@@ -131,11 +131,6 @@ def remember(response: object, report: TurnReport) -> None:
     _reports.put(response, report)
 
 
-def is_remembered(response: object, report: TurnReport) -> bool:
-    """Whether `turn_of(response)` returns this very report."""
-    return _reports.get(response) is report
-
-
 def turn_of(response: object) -> TurnReport | None:
     """The report of a parsed, streamed or raw response, or of an `openai.APIStatusError`.
 
