@@ -343,10 +343,7 @@ turns_of_any_order = st.tuples(
     st.lists(turns_of_any_order, min_size=1, max_size=12), st.integers(1, 2), st.sampled_from([*ORDERS, None])
 )
 def test_the_bytes_that_are_sent_tell_what_walking_tells(turns, repeats, only):
-    """A history is judged alike by the bytes of its body and message by message, whatever the order of the fields.
-
-    Also where one body ends as another does, but what ends there is another list.
-    """
+    """A history is judged alike by the bytes of its body and message by message, whatever the order of the fields."""
     walking, reading = Memory(), Memory()
     for messages, tools, order in [turn for turn in turns for _ in range(repeats)]:
         fields = {
